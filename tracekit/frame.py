@@ -70,7 +70,7 @@ COVERAGE: dict[str, pl.DataType] = {
     "recovered": pl.UInt64(),
     "rejected": pl.UInt64(),
     "quoted": pl.UInt64(),  # markers in prose or in quoted source
-    "unparsed": pl.UInt64(),  # known markers that no dialect reads yet
+    "frame_lines": pl.UInt64(),  # markers that only open or close a block
 }
 
 #: Faults (something is lost or disagrees) and notes, each with how often.
@@ -88,6 +88,26 @@ FINDINGS: dict[str, pl.DataType] = {
 def empty(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """Return a frame with the schema's columns and no rows."""
     return pl.DataFrame(schema=schema)
+
+
+def gather(
+    rows: pl.DataFrame, heads: pl.DataFrame, constants: Mapping[str, object], schema: Mapping[str, pl.DataType]
+) -> pl.DataFrame:
+    """Build a frame of the schema: own columns of `rows`, columns of `heads` by ``rows.head``, constants, nulls.
+
+    Only the schema's columns are built, so that a projection costs what it asks for.
+    """
+    columns = []
+    for name, dtype in schema.items():
+        if name in rows.columns:
+            columns.append(rows[name].cast(dtype))
+        elif name in constants:
+            columns.append(pl.repeat(constants[name], rows.height, dtype=dtype, eager=True).alias(name))
+        elif name in heads.columns:
+            columns.append(heads[name].gather(rows["head"]))
+        else:
+            columns.append(pl.repeat(None, rows.height, dtype=dtype, eager=True).alias(name))
+    return pl.DataFrame(columns)
 
 
 def conform(frame: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -1,0 +1,397 @@
+"""`read`: logs to frames. Streams are read block by block; what must be seen whole is held until its end."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from tracekit import rules, source
+from tracekit.dialect import Dialect
+from tracekit.enrich import kinds, nest, region_classes
+from tracekit.errors import NothingRecognisedError, UsageError
+from tracekit.frame import COVERAGE, EVENTS, FINDINGS, REJECTS, SUMMARIES, conform, empty, gather
+from tracekit.parsers import catalogue
+from tracekit.records import PLACE, RecordReader, Tally
+from tracekit.source import Source, Stream
+
+#: Called with the bytes read and the bytes there are, over all logs.
+Progress = Callable[[int, int], None]
+
+#: Rows of a Parquet file that are read at once.
+_SLICE_ROWS = 1 << 20
+
+
+def read(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    workers: Sequence[str] = (),
+    dialects: Sequence[Dialect] | None = None,
+) -> "Run":
+    """Open logs; they are read when a result is asked for.
+
+    Args:
+        paths: files, globs, directories, ``-`` for standard input; ``.gz`` and ``.zst`` are unpacked, ``.parquet``
+            files of `tracekit events` are taken as they are.
+        workers: ``NAME=PATH`` overrides of the display name of the process behind a log.
+        dialects: the dialects to look for; all that are known, if not given.
+
+    Raises:
+        UsageError: a path does not exist.
+        NothingRecognisedError: a directory holds no log.
+
+    >>> import tracekit as tk
+    >>> run = tk.read("samples/llama_rpc_worker*.log")
+    >>> run.events.select("worker", "op", "dur_ns").collect().height
+    26208
+    """
+    several = [paths] if isinstance(paths, str | Path) else paths
+    return Run(source.streams(several, workers), catalogue() if dialects is None else tuple(dialects))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one whole reading came to, besides its events."""
+
+    summaries: pl.DataFrame
+    rejects: pl.DataFrame
+    coverage: pl.DataFrame
+    findings: pl.DataFrame
+    other_markers: dict[str, int]
+
+
+@dataclass
+class Run:
+    """Logs that were opened together; frames are lazy, each reading of them streams."""
+
+    streams: Sequence[Stream]
+    dialects: Sequence[Dialect]
+    progress: Progress | None = None
+
+    @property
+    def label(self) -> str:
+        """What the logs are called in a title: the path of one, else how many."""
+        return self.streams[0].path if len(self.streams) == 1 else f"{len(self.streams)} logs"
+
+    @property
+    def events(self) -> pl.LazyFrame:
+        """Timed occurrences, schema `frame.EVENTS`, in printed order within a stream."""
+
+        def rows(
+            columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _size: int | None
+        ) -> Iterator[pl.DataFrame]:
+            left = n_rows
+            for frame in self.batches(columns):
+                kept = frame if left is None else frame.head(left)
+                left = None if left is None else left - kept.height
+                yield kept if predicate is None else kept.filter(predicate)
+                if left == 0:
+                    return
+
+        return register_io_source(rows, schema=EVENTS)
+
+    @property
+    def summaries(self) -> pl.LazyFrame:
+        """Rows that were printed as aggregates, schema `frame.SUMMARIES`."""
+        return self.outcome.summaries.lazy()
+
+    @property
+    def rejects(self) -> pl.LazyFrame:
+        """Records that could not be read, schema `frame.REJECTS`."""
+        return self.outcome.rejects.lazy()
+
+    @property
+    def coverage(self) -> pl.LazyFrame:
+        """What was read, per stream and dialect, schema `frame.COVERAGE`."""
+        return self.outcome.coverage.lazy()
+
+    @property
+    def findings(self) -> pl.LazyFrame:
+        """Faults and notes, schema `frame.FINDINGS`."""
+        return self.outcome.findings.lazy()
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What a whole reading came to; reads the logs if that was not done yet."""
+        for _ in self._read(["seq"]):
+            pass
+        return self.__dict__.pop("_outcome")  # type: ignore[no-any-return]
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
+        """Yield events, one stream after the other, whole trees at a time; the outcome is known afterwards.
+
+        Args:
+            columns: the columns of `frame.EVENTS` that are wanted, all if None.
+        """
+        yield from self._read(list(EVENTS) if columns is None else columns)
+        if "outcome" not in self.__dict__:
+            self.__dict__["outcome"] = self.__dict__.pop("_outcome")
+
+    def require_records(self) -> None:
+        """Raise if the logs held nothing that a dialect reads.
+
+        Raises:
+            NothingRecognisedError: with the dialects that were looked for.
+        """
+        outcome = self.outcome
+        if outcome.coverage["records"].sum() or outcome.coverage["rejected"].sum():
+            return
+        looked = ", ".join(f"{d.marker}" for d in self.dialects)
+        also = ""
+        if outcome.other_markers:
+            also = "; it does bear lines that no dialect reads yet: " + ", ".join(outcome.other_markers)
+        raise NothingRecognisedError(
+            f"{self.label}: no timing record found (looked for {looked}){also}; "
+            "`tracekit formats` tells what switches each on"
+        )
+
+    def _read(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        schema = {c: EVENTS[c] for c in columns}
+        total = sum(source.size(s) for s in self.streams)
+        before = 0
+        done = []
+        for stream in self.streams:
+            if stream.parquet:
+                reading: _ParquetReading | _LogReading = _ParquetReading(stream)
+            else:
+                reading = _LogReading(stream, self.dialects, several=len(self.streams) > 1)
+                if self.progress is not None:
+                    report, start = self.progress, before
+                    reading.source.progress = lambda n, report=report, start=start: report(start + n, total)  # type: ignore[misc]
+            yield from reading.batches(schema)
+            before += source.size(stream)
+            done.append(reading.outcome())
+        self.__dict__["_outcome"] = _together(done)
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    markers: dict[str, int] = {}
+    for outcome in outcomes:
+        for marker, count in outcome.other_markers.items():
+            markers[marker] = markers.get(marker, 0) + count
+    return Outcome(
+        *(pl.concat([getattr(o, name) for o in outcomes]) for name in ("summaries", "rejects", "coverage", "findings")),
+        markers,
+    )
+
+
+@dataclass(slots=True)
+class _ParquetReading:
+    """A frame that was written by `tracekit events`, read back in slices that end with a whole tree."""
+
+    stream: Stream
+    rows: int = 0
+
+    def batches(self, schema: dict[str, pl.DataType]) -> Iterator[pl.DataFrame]:
+        try:
+            frame = pl.scan_parquet(self.stream.path)
+            missing = [c for c in EVENTS if c not in frame.collect_schema()]
+            height = frame.select(pl.len()).collect().item()
+        except (pl.exceptions.ComputeError, OSError) as error:
+            raise UsageError(f"{self.stream.path}: is no Parquet file that can be read ({error})") from error
+        if missing:
+            raise UsageError(
+                f"{self.stream.path}: lacks the columns {', '.join(missing[:3])}; "
+                "only frames of `tracekit events` can be read back"
+            )
+        wanted = [*schema, *(c for c in ("depth",) if c not in schema)]
+        while self.rows < height:
+            part = frame.slice(self.rows, _SLICE_ROWS).select(wanted).collect()
+            if self.rows + part.height < height:
+                roots = np.flatnonzero(part["depth"].to_numpy() == 0)
+                part = part.head(int(roots[-1]) + 1 if len(roots) else part.height)
+            self.rows += part.height
+            yield conform(part, schema)
+
+    def outcome(self) -> Outcome:
+        row = {"stream": self.stream.path, "dialect": "parquet", "records": self.rows}
+        coverage = conform(pl.DataFrame({k: [v] for k, v in row.items()}), COVERAGE).with_columns(
+            pl.col(pl.UInt64).fill_null(0)
+        )
+        finding = _finding(
+            "note", "parquet", self.stream.path, "parquet", 0, 1, "a frame: what its log lost or refused is not known"
+        )
+        return Outcome(empty(SUMMARIES), empty(REJECTS), coverage, finding, {})
+
+
+@dataclass(slots=True)
+class _LogReading:
+    """One log: its lines to records to frames."""
+
+    stream: Stream
+    dialects: Sequence[Dialect]
+    several: bool
+    source: Source = field(init=False)
+    reader: RecordReader = field(init=False)
+    held: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
+    summaries: pl.DataFrame = field(default_factory=lambda: empty(SUMMARIES))
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.source = Source(self.stream)
+        self.reader = RecordReader(self.dialects, [m.text for m in rules.markers()])
+
+    def batches(self, schema: dict[str, pl.DataType]) -> Iterator[pl.DataFrame]:
+        """Yield events; a stream with records that must be seen whole yields from there on only at its end."""
+        whole = {d.name for d in self.dialects if d.whole_stream}
+        holding = False
+        for lines in self.source.blocks():
+            found = self.reader.read(lines)
+            holding = holding or any(name in whole for name in found)
+            if holding:
+                for name, rows in found.items():
+                    self.held.setdefault(name, []).append(rows)
+            elif found:
+                yield self._events(found, schema)
+        if self.held:
+            yield from self._finish({name: pl.concat(parts) for name, parts in self.held.items()}, schema)
+
+    def _finish(self, found: dict[str, pl.DataFrame], schema: dict[str, pl.DataType]) -> Iterator[pl.DataFrame]:
+        by_name = {d.name: d for d in self.dialects}
+        events = {}
+        for name, rows in found.items():
+            dialect = by_name[name]
+            if dialect.kind == "summary":
+                self.summaries = pl.concat([self.summaries, self._summaries(dialect, rows)])
+            elif dialect.process == "process":
+                events[name] = self._regions(name, rows)
+            else:
+                events[name] = rows
+        if events:
+            yield self._events(events, schema)
+
+    def _regions(self, name: str, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add kind, depth and self time: regions nest within a process, and samples do not nest."""
+        heads = self.reader.heads[name].table
+        assert heads is not None
+        rows = rows.with_columns(kinds(rows), heads["process"].gather(rows["head"]).alias("process"))
+        classes = region_classes(heads["name"])[rows["head"].to_numpy()]
+        dur_ns = rows["dur_ns"].to_numpy()
+        depth = np.zeros(rows.height, np.uint8)
+        self_ns = dur_ns.copy()
+        is_event = (rows["kind"] == "event").to_numpy()
+        process = rows["process"].to_physical().to_numpy()
+        for one in np.unique(process):
+            mine = np.flatnonzero((process == one) & is_event)
+            nesting = nest(classes[mine], dur_ns[mine])
+            depth[mine], self_ns[mine] = nesting.depth, nesting.self_ns
+        return rows.with_columns(pl.Series("depth", depth), pl.Series("self_ns", self_ns)).with_columns(
+            pl.when(pl.col("kind") == "event").then("self_ns").alias("self_ns")
+        )
+
+    def _events(self, found: dict[str, pl.DataFrame], schema: dict[str, pl.DataType]) -> pl.DataFrame:
+        parts = []
+        by_name = {d.name: d for d in self.dialects}
+        order = dict(schema)
+        if len(found) > 1:
+            order |= {"line": EVENTS["line"], "sub": pl.UInt16()}
+        for name, rows in found.items():
+            parts.append(self._frame(by_name[name], rows, order))
+        frame = pl.concat(parts).sort(PLACE, maintain_order=True) if len(parts) > 1 else parts[0]
+        if "seq" in schema:
+            frame = frame.with_columns(
+                pl.Series("seq", np.arange(self.rows, self.rows + frame.height, dtype=np.uint64))
+            )
+        self.rows += frame.height
+        return frame.select(list(schema)) if frame.columns != list(schema) else frame
+
+    def _frame(self, dialect: Dialect, rows: pl.DataFrame, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+        heads = self.reader.heads[dialect.name].table
+        assert heads is not None
+        if "exact_ns" in rows.columns:
+            rows = rows.with_columns(pl.coalesce("exact_ns", "dur_ns").alias("dur_ns"))
+        if "self_ns" not in rows.columns:
+            rows = rows.with_columns(pl.col("dur_ns").alias("self_ns"))
+        if dialect.process:
+            heads = heads.with_columns(self._worker(dialect).cast(pl.Categorical()).alias("worker"))
+        if "pid" in schema and "label_pid" in heads.columns:
+            own = heads["label_pid"].gather(rows["head"]).alias("label_pid")
+            rows = rows.with_columns(pl.coalesce(pl.col("pid"), own).alias("pid"))
+        constants: dict[str, object] = {
+            "dialect": dialect.name,
+            "stream": self.stream.path,
+            "run": 0,
+            "kind": "event",
+            "clock": dialect.clock,
+            "depth": 0,
+            "recovered": False,
+            "layer_inferred": False,
+        }
+        if not dialect.process:
+            constants["worker"] = self.stream.worker
+        return gather(rows, heads, constants, schema)
+
+    def _worker(self, dialect: Dialect) -> pl.Expr:
+        """Name the process that a head's rank or device stands for; with several logs, the log's name before it."""
+        text = pl.col(dialect.process).cast(pl.String)
+        if dialect.process == "device":
+            name = pl.concat_str(pl.lit("device "), text)
+        else:
+            name = pl.when(text.str.starts_with("pid")).then(text).otherwise(pl.concat_str(pl.lit("rank "), text))
+        return pl.concat_str(pl.lit(self.stream.worker + " "), name) if self.several else name
+
+    def _summaries(self, dialect: Dialect, rows: pl.DataFrame) -> pl.DataFrame:
+        """Keep the last row of each process and label: printed aggregates are cumulative."""
+        last = rows.group_by("head", maintain_order=True).last()
+        last = last.with_columns(pl.Series("seq", np.arange(last.height, dtype=np.uint64)))
+        return self._frame(dialect, last.with_columns(pl.col("total_ns").alias("dur_ns")), dict(SUMMARIES))
+
+    def outcome(self) -> Outcome:
+        ledger, reader = self.source.ledger, self.reader
+        rejects = reader.rejected().with_columns(pl.lit(self.stream.path).cast(pl.Categorical()).alias("stream"))
+        tallies = {name: t for name, t in reader.tallies.items()}
+        names = list(tallies) or [""]
+        counts = [tallies.get(name, Tally()) for name in names]
+        coverage = pl.DataFrame(
+            {
+                "stream": [self.stream.path] * len(names),
+                "dialect": [n or None for n in names],
+                "lines": [ledger.lines] * len(names),
+                "records": [t.records for t in counts],
+                "recovered": [0] * len(names),
+                "rejected": [t.rejected for t in counts],
+                "quoted": [t.quoted for t in counts],
+                "frame_lines": [t.structure for t in counts],
+            },
+            schema=COVERAGE,
+        )
+        return Outcome(
+            self.summaries,
+            rejects.select(list(REJECTS)),
+            coverage,
+            pl.concat([empty(FINDINGS), *self._findings(rejects)]),
+            {marker: count for marker, (count, _) in reader.unparsed.items()},
+        )
+
+    def _findings(self, rejects: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        path, reader = self.stream.path, self.reader
+        if self.source.ledger.broken:
+            what = f"the file is damaged or cut ({self.source.ledger.broken}): what came before that was read"
+            yield _finding("fault", "damaged-file", path, "", self.source.ledger.lines, 1, what)
+        if not reader.tallies:
+            yield _finding("note", "no-records", path, "", 0, 1, "no timing record in this log")
+        for name, tally in reader.tallies.items():
+            if tally.rejected:
+                first = rejects.filter(pl.col("dialect") == name).row(0, named=True)
+                what = f"records that could not be read; the first: {first['reason']}: {first['text']}"
+                yield _finding("fault", "rejected", path, name, first["line"], tally.rejected, what)
+            if tally.quoted:
+                what = "lines quote the marker (prose, a traceback's source): no records"
+                yield _finding("note", "quoted-marker", path, name, 0, tally.quoted, what)
+            if tally.foreign_tail:
+                what = "records with other text behind them on their line: read up to it"
+                yield _finding("note", "text-behind", path, name, 0, tally.foreign_tail, what)
+        meanings = {m.text: m.meaning for m in rules.markers()}
+        for marker, (count, line) in reader.unparsed.items():
+            what = f"lines with {marker}, which no dialect reads yet ({meanings[marker]})"
+            yield _finding("note", "unparsed-marker", path, "", line, count, what)
+
+
+def _finding(
+    severity: str, code: str, stream: str, dialect: str, line: int, count: int, message: str
+) -> pl.DataFrame:
+    row = (severity, code, stream, dialect or None, line or None, count, message)
+    return pl.DataFrame({c: [v] for c, v in zip(FINDINGS, row, strict=True)}, schema=FINDINGS)

@@ -1,0 +1,287 @@
+"""From lines to records: finds markers, splits glued records, reads heads once and numbers per line.
+
+Works on one stream, block by block; what is carried over is the dictionary of heads and the counts. Nothing that
+bears a marker is dropped uncounted: a record is read, refused (with line and reason), or told to be prose.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from tracekit.dialect import Dialect
+from tracekit.enrich import enrich_heads
+from tracekit.frame import REJECTS, empty
+
+#: Carries the order of records: physical line and place within it.
+PLACE = ("line", "sub")
+
+#: vLLM's process prefixes and logger colours, before a record or behind it.
+_PID = r".*\b[A-Za-z][\w-]* pid=(\d+)\)"
+_ANSI = r"\x1b\[[0-9;]*[A-Za-z]"
+_CUT_CHARACTERS = 80
+
+
+@dataclass(slots=True)
+class Heads:
+    """The dictionary of heads of one dialect and stream: text to id, and a table of columns by id."""
+
+    dialect: Dialect
+    markers: Sequence[str]
+    ids: pl.DataFrame = field(
+        default_factory=lambda: pl.DataFrame(schema={"head": pl.String, "id": pl.UInt32, "valid": pl.Boolean})
+    )
+    table: pl.DataFrame | None = None
+
+    def look_up(self, heads: pl.Series) -> pl.DataFrame:
+        """Return ``id`` and ``valid`` for each head; new heads are parsed and remembered, bad ones too."""
+        found = heads.to_frame("head").join(self.ids, on="head", how="left", maintain_order="left")
+        if found["id"].null_count():
+            self._learn(found.filter(pl.col("id").is_null())["head"].unique(maintain_order=True).drop_nulls())
+            found = heads.to_frame("head").join(self.ids, on="head", how="left", maintain_order="left")
+        return found.select("id", pl.col("valid").fill_null(value=False))
+
+    def _learn(self, new: pl.Series) -> None:
+        groups = new.str.extract_groups(self.dialect.head_regex).struct.unnest()
+        # A head that holds a second marker is two records, however well it fits.
+        valid = groups.to_series(0).is_not_null() & ~new.str.slice(1).str.contains_any(list(self.markers))
+        first = self.ids.height
+        ids = pl.Series("id", np.arange(first, first + len(new)), dtype=pl.UInt32)
+        added = enrich_heads(self.dialect, groups.select(**self.dialect.columns))
+        self.table = added if self.table is None else pl.concat([self.table, added])
+        self.ids = pl.concat([self.ids, pl.DataFrame([new.alias("head"), ids, valid.alias("valid")])])
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one dialect in one stream."""
+
+    records: int = 0
+    rejected: int = 0
+    quoted: int = 0
+    structure: int = 0
+    foreign_tail: int = 0
+
+
+@dataclass(slots=True)
+class RecordReader:
+    """Reads the records of one stream.
+
+    Attributes:
+        heads: the dictionary per dialect name.
+        tallies: counts per dialect name.
+        rejects: refused records (schema `frame.REJECTS` without its stream).
+        unparsed: known markers that no dialect reads, with how many lines bear them and the first.
+    """
+
+    dialects: Sequence[Dialect]
+    other_markers: Sequence[str] = ()
+    heads: dict[str, Heads] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    rejects: list[pl.DataFrame] = field(default_factory=list)
+    unparsed: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def read(self, lines: pl.DataFrame) -> dict[str, pl.DataFrame]:
+        """Read a block of lines (line, text).
+
+        Returns:
+            Per dialect name its rows in printed order: line, sub, pid?, head (id), the declared numbers.
+        """
+        rows: dict[str, list[pl.DataFrame]] = {}
+        lines, plain = self._plain_lines(lines)
+        for dialect, frame in plain:
+            rows.setdefault(dialect.name, []).append(frame)
+        for dialect, records in self._glued(lines):
+            rows.setdefault(dialect.name, []).append(self._parse(dialect, records))
+        found = {}
+        for name, parts in rows.items():
+            frame = pl.concat(parts) if len(parts) > 1 else parts[0]
+            if frame.height:
+                self.tallies[name].records += frame.height
+                found[name] = frame if len(parts) == 1 else frame.sort(PLACE)
+        return found
+
+    def _plain_lines(self, lines: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[Dialect, pl.DataFrame]]]:
+        """Take the lines that are one whole record from their first byte to their last; return the others too."""
+        done = []
+        for dialect in self.dialects:
+            opens = lines["text"].str.starts_with(dialect.marker)
+            if not opens.any():
+                continue
+            whole = opens.all()
+            records = (lines if whole else lines.filter(opens)).with_columns(
+                pl.lit(0, dtype=pl.UInt16).alias("sub"), pl.lit(None, dtype=pl.Int32).alias("pid")
+            )
+            rows, accepted = self._fast(dialect, records)
+            self.tallies.setdefault(dialect.name, Tally())
+            done.append((dialect, rows))
+            if whole:
+                lines = lines.filter(~accepted)
+            else:
+                lines = pl.concat([lines.filter(~opens), lines.filter(opens).filter(~accepted)])
+        return lines, done
+
+    def _glued(self, lines: pl.DataFrame) -> Iterable[tuple[Dialect, pl.DataFrame]]:
+        """Cut the remaining lines at markers: one record from each marker to the next or to the line's end."""
+        markers = [d.marker for d in self.dialects]
+        bears = lines["text"].str.contains_any(markers)
+        self._note_unparsed(lines.filter(~bears))
+        lines = lines.filter(bears)
+        if lines.is_empty():
+            return
+        pieces = (
+            # A line end cannot stand inside a line, so it is the one safe separator.
+            lines.with_columns(pl.col("text").str.replace_many(markers, ["\n" + m for m in markers]).str.split("\n"))
+            .explode("text")
+            .with_columns(
+                pl.int_range(pl.len(), dtype=pl.UInt16).over("line").alias("sub"),
+                pl.col("text").shift(1).over("line").alias("before"),
+            )
+            .sort(PLACE)
+        )
+        pieces = pieces.with_columns(
+            pl.col("before").str.replace_all(_ANSI, "").str.extract(_PID, 1).cast(pl.Int32, strict=False).alias("pid")
+        )
+        for dialect in self.dialects:
+            records = pieces.filter(pl.col("text").str.starts_with(dialect.marker) & (pl.col("sub") > 0))
+            if records.height:
+                yield dialect, records
+
+    def _parse(self, dialect: Dialect, records: pl.DataFrame) -> pl.DataFrame:
+        """Read records (line, sub, pid, text, before): first as most are, then anchored at the right."""
+        tally = self.tallies.setdefault(dialect.name, Tally())
+        rows, accepted = self._fast(dialect, records)
+        rest = records.filter(~accepted)
+        if rest.is_empty():
+            return rows
+        slow, accepted = self._anchored(dialect, rest)
+        rest = rest.filter(~accepted)
+        if rest.height:
+            self._refuse(dialect, tally, rest)
+        return pl.concat([rows, slow]).sort(PLACE) if slow.height else rows
+
+    def _fast(self, dialect: Dialect, records: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+        """Split at the first cut; take what has a known or new valid head and nothing but numbers behind."""
+        parts = records["text"].str.splitn(dialect.cut, 2).struct.unnest()
+        head, tail = parts.to_series(0), parts.to_series(1)
+        found = self._heads(dialect).look_up(head)
+        numbers = self._numbers(dialect, tail)
+        accepted = found["valid"] & numbers.to_series(0).is_not_null()
+        rows = self._rows(dialect, records, found["id"], numbers)
+        return (rows if accepted.all() else rows.filter(accepted)), accepted
+
+    def _anchored(self, dialect: Dialect, records: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+        """Split at the last cut that numbers follow: names may hold the cut; foreign text may hang behind."""
+        text = records["text"].str.replace_all(_ANSI, "").str.strip_chars_end("\0 \t")
+        whole = f"^(?P<head>.*){re.escape(dialect.cut)}(?:{dialect.tail_regex})"
+        groups = text.str.extract_groups(whole).struct.unnest()
+        found = self._heads(dialect).look_up(groups["head"])
+        numbers = self._values(dialect, groups)
+        accepted = found["valid"] & numbers.to_series(0).is_not_null()
+        foreign = accepted & (groups["rest"].str.strip_chars() != "")
+        self.tallies[dialect.name].foreign_tail += int(foreign.sum())
+        return self._rows(dialect, records, found["id"], numbers).filter(accepted), accepted
+
+    def _heads(self, dialect: Dialect) -> Heads:
+        if dialect.name not in self.heads:
+            self.heads[dialect.name] = Heads(dialect, [d.marker for d in self.dialects])
+        return self.heads[dialect.name]
+
+    @staticmethod
+    def _rows(dialect: Dialect, records: pl.DataFrame, ids: pl.Series, numbers: pl.DataFrame) -> pl.DataFrame:
+        return records.select(*PLACE, "pid").with_columns(ids.alias("head"), *numbers.get_columns())
+
+    @staticmethod
+    def _numbers(dialect: Dialect, tail: pl.Series) -> pl.DataFrame:
+        """Read the text behind the cut; null numbers where anything but the declared ones stands there."""
+        first = dialect.fields[0]
+        if len(dialect.fields) == 1 and first.unit == "us" and not dialect.trailing:
+            return tail.to_frame("tail").select(first.value(pl.col("tail")).alias(first.column))
+        if len(dialect.fields) == 1 and first.unit == "us":
+            plain = tail.to_frame("tail").select(first.value(pl.col("tail")).alias(first.column))
+            if not plain.to_series().null_count():
+                blank = [pl.lit(None, dtype=pl.Int64).alias(f.column) for f in dialect.trailing]
+                return plain.with_columns(blank)
+        groups = tail.str.extract_groups("^" + dialect.tail_regex).struct.unnest()
+        numbers = RecordReader._values(dialect, groups)
+        clean = (groups["rest"] == "") & ~tail.str.contains(dialect.cut, literal=True)
+        if clean.all():
+            return numbers
+        return numbers.select(pl.when(clean).then(pl.all()))
+
+    @staticmethod
+    def _values(dialect: Dialect, groups: pl.DataFrame) -> pl.DataFrame:
+        """Return the declared numbers of matched groups, trailing ones included; all null where one is missing."""
+        values = groups.select(f.value(pl.col(f.column)).alias(f.column) for f in dialect.fields)
+        if dialect.trailing:
+            values = values.with_columns(
+                groups.select(
+                    f.value(pl.col("pairs").str.extract(rf"(?:^| ){f.key}=({f.regex})(?: |$)", 1)).alias(f.column)
+                    for f in dialect.trailing
+                ).get_columns()
+            )
+        whole = pl.all_horizontal(pl.col(f.column).is_not_null() for f in dialect.fields)
+        return values.select(pl.when(whole).then(pl.all()))
+
+    def _refuse(self, dialect: Dialect, tally: Tally, records: pl.DataFrame) -> None:
+        """Tell refused records from quotations and from the dialect's own frame lines, and count each."""
+        behind = pl.col("text").str.strip_prefix(dialect.marker)
+        opening = dialect.opening
+        kinds = records.with_columns(
+            pl.when(behind.str.contains(dialect.structure) if dialect.structure else pl.lit(value=False))
+            .then(pl.lit("structure"))
+            .when(behind.str.contains(opening) | self._cut_short(dialect, behind))
+            .then(pl.lit("reject"))
+            .otherwise(pl.lit("quoted"))
+            .alias("verdict")
+        )
+        counts = dict(kinds["verdict"].value_counts().iter_rows())
+        tally.structure += counts.get("structure", 0)
+        tally.quoted += counts.get("quoted", 0)
+        tally.rejected += counts.get("reject", 0)
+        refused = kinds.filter(pl.col("verdict") == "reject")
+        if refused.height:
+            self.rejects.append(
+                refused.select(
+                    "line",
+                    pl.lit(dialect.name).alias("dialect"),
+                    self._reason(dialect).alias("reason"),
+                    pl.col("text").str.slice(0, _CUT_CHARACTERS),
+                ).cast({c: REJECTS[c] for c in ("line", "dialect", "reason", "text")})
+            )
+
+    @staticmethod
+    def _cut_short(dialect: Dialect, behind: pl.Expr) -> pl.Expr:
+        """Whether the record ends before its first value: torn, not quoted."""
+        first = dialect.expects[0]
+        return behind.is_in([first[:n] for n in range(len(first) + 1)])
+
+    @staticmethod
+    def _reason(dialect: Dialect) -> pl.Expr:
+        """Say what a refused record lacks: the first expected piece that does not follow the ones before."""
+        reason: pl.Expr = pl.lit("a number or a name does not fit the grammar")
+        for n in range(len(dialect.expects), 0, -1):
+            path = ".*".join(re.escape(e) for e in dialect.expects[:n])
+            missing = pl.lit(f"'{dialect.expects[n - 1].strip()}' is missing")
+            reason = pl.when(~pl.col("text").str.contains(path)).then(missing).otherwise(reason)
+        # The innermost condition wins only where all before it hold, so the first missing piece is named.
+        return reason
+
+    def _note_unparsed(self, lines: pl.DataFrame) -> None:
+        """Count the lines that bear a known marker which no dialect reads yet."""
+        if not self.other_markers or lines.is_empty():
+            return
+        hits = lines.filter(pl.col("text").str.contains_any(list(self.other_markers)))
+        for marker in self.other_markers if hits.height else ():
+            places = hits.filter(pl.col("text").str.contains(marker, literal=True))["line"]
+            if len(places):
+                count, first = self.unparsed.get(marker, (0, int(places[0])))
+                self.unparsed[marker] = (count + len(places), first)
+
+    def rejected(self) -> pl.DataFrame:
+        """Return the refused records so far, in printed order."""
+        if not self.rejects:
+            return empty({c: t for c, t in REJECTS.items() if c != "stream"})
+        return pl.concat(self.rejects).sort("line", maintain_order=True)

@@ -1,0 +1,155 @@
+"""Rules that experts change, as data: categories, layer patterns, the hierarchy of regions, known markers.
+
+Shipped in ``tracekit/rules/*.toml``; a file of the same name in the directory that the environment variable
+TRACEKIT_RULES names is read instead. Each file is checked when it is read.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tracekit.errors import UsageError
+
+T = TypeVar("T")
+
+VARIABLE = "TRACEKIT_RULES"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRule:
+    """A pattern whose group is a layer number; `families` empty means all."""
+
+    pattern: str
+    families: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryRule:
+    """The category of what matches all patterns given (None: not asked)."""
+
+    category: str
+    family: str | None = None
+    op: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A class of regions: which labels belong to it and which classes may hold it."""
+
+    name: str
+    label: str
+    inside: tuple[str, ...] = ()
+    opens: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A known marker that no dialect reads."""
+
+    text: str
+    meaning: str
+
+
+@cache
+def layer_rules() -> tuple[LayerRule, ...]:
+    """Return the layer patterns, the first that matches first."""
+    name = "layers.toml"
+    rules = tuple(_build(LayerRule, name, row) for row in _read(name)["rule"])
+    for rule in rules:
+        if re.compile(rule.pattern).groups != 1:
+            raise _bad(name, f"the pattern {rule.pattern!r} must have exactly one group, the layer's number")
+    return rules
+
+
+@cache
+def category_rules() -> tuple[CategoryRule, ...]:
+    """Return the category rules, the first that matches first; the last matches everything."""
+    name = "categories.toml"
+    content = _read(name)
+    rules = tuple(_build(CategoryRule, name, row) for row in content["rule"])
+    allowed = set(content["categories"])
+    if unknown := {r.category for r in rules} - allowed:
+        raise _bad(name, f"unknown category {', '.join(sorted(unknown))}; allowed are {', '.join(sorted(allowed))}")
+    if rules[-1] != CategoryRule(rules[-1].category):
+        raise _bad(name, "the last rule must match everything")
+    return rules
+
+
+@cache
+def categories() -> tuple[str, ...]:
+    """Return the taxonomy in its declared order."""
+    return tuple(_read("categories.toml")["categories"])
+
+
+#: Categories that are shown but not counted as cost: no work at all, and waiting for other processes.
+NOT_COST = ("view", "wait")
+
+
+@cache
+def declared_regions() -> tuple[Region, ...]:
+    """Return the classes of regions as declared: of two that match a label the first is taken."""
+    name = "regions.toml"
+    found = tuple(_build(Region, name, row) for row in _read(name)["region"])
+    names = {r.name for r in found}
+    for region in found:
+        if unknown := {*region.inside, region.opens or region.name} - names:
+            raise _bad(name, f"region {region.name!r} names unknown {', '.join(sorted(unknown))}")
+    return found
+
+
+@cache
+def regions() -> tuple[Region, ...]:
+    """Return the classes of regions, ordered so that a class stands after all that may stand inside it."""
+    found = list(declared_regions())
+    ordered: list[Region] = []
+    while found:
+        holders = {holder for r in found for holder in r.inside}
+        ready = [r for r in found if r.name not in holders]
+        if not ready:
+            raise _bad("regions.toml", f"a circle: {', '.join(r.name for r in found)} stand inside one another")
+        ordered += ready
+        found = [r for r in found if r.name in holders]
+    return tuple(ordered)
+
+
+@cache
+def markers() -> tuple[Marker, ...]:
+    """Return the known markers that no dialect reads yet."""
+    return tuple(_build(Marker, "markers.toml", row) for row in _read("markers.toml")["marker"])
+
+
+def path(name: str) -> Path:
+    """Return where a rule file is read from."""
+    own = os.environ.get(VARIABLE)
+    if own and (file := Path(own) / name).exists():
+        return file
+    return Path(__file__).parent / "rules" / name
+
+
+def _read(name: str) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path(name).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise _bad(name, str(error)) from error
+
+
+def _build(kind: type[T], name: str, row: Mapping[str, Any]) -> T:
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    try:
+        built = kind(**values)
+        for key in ("pattern", "op", "name", "label"):
+            if kind is not Region or key == "label":
+                re.compile(values.get(key) or "")
+    except (TypeError, re.error) as error:
+        raise _bad(name, f"rule {dict(row)}: {error}") from error
+    return built
+
+
+def _bad(name: str, what: str) -> UsageError:
+    return UsageError(f"{path(name)}: {what}")

@@ -1,0 +1,261 @@
+"""Where bytes come from: files, globs, directories, standard input, ``.gz`` and ``.zst``, as numbered lines.
+
+One stream per file. A physical line ends at ``\\n``, at ``\\r`` (progress bars) or at ``\\r\\n``; lines are counted
+from 1. Bytes are read in blocks and cut at line ends here, because a log may hold anything: invalid UTF-8 (read
+with replacement characters), NUL bytes, one line of many megabytes, a missing last line end.
+"""
+
+import atexit
+import gzip
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+import numpy as np
+import polars as pl
+import zstandard
+
+from tracekit.errors import NothingRecognisedError, UsageError
+
+#: Bytes read at once. Measured: 1 to 4 MiB are equally fast; larger blocks only take memory.
+BLOCK_BYTES = 2 << 20
+
+#: A line longer than this is cut into several: it is no log line, and memory is finite.
+LINE_BYTES = 64 << 20
+
+#: Files that a directory is searched for.
+LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".jsonl")
+PACKED_SUFFIXES = (".gz", ".zst")
+
+#: What a capture appends to a process's name for its two outputs.
+_OUTPUT_NAMES = (".stdout", ".stderr")
+
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One log: its path as given (``-`` is standard input) and the display name of the process behind it."""
+
+    path: str
+    worker: str
+    #: Where the bytes are, when not at `path`: what came through a pipe is kept, so that it can be read twice.
+    file: str = ""
+
+    @property
+    def parquet(self) -> bool:
+        """Whether this is a frame that `tracekit events` wrote, not a log."""
+        return self.path.endswith(".parquet")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What reading one stream came to: counts, and what went wrong on the way (empty if nothing)."""
+
+    lines: int = 0
+    bytes: int = 0
+    broken: str = ""
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Source:
+    """The numbered lines of one stream, as polars frames, read once from front to back."""
+
+    stream: Stream
+    ledger: Ledger = field(default_factory=Ledger)
+    #: Called with the number of (packed) bytes read so far, for a progress bar.
+    progress: Callable[[int], None] | None = None
+
+    def blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield frames of lines: ``line`` UInt32 (from 1), ``text`` String (without its line end).
+
+        Raises:
+            UsageError: the file cannot be opened.
+        """
+        for data in self._cut():
+            if b"\r" in data:
+                data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            text = data.removesuffix(b"\n").decode("utf-8", "replace")
+            lines = pl.Series("text", [text]).str.split("\n").explode()
+            first = self.ledger.lines + 1
+            self.ledger.lines += len(lines)
+            yield pl.DataFrame(
+                {"line": np.arange(first, first + len(lines), dtype=np.uint32), "text": lines}, nan_to_null=False
+            )
+
+    def _cut(self) -> Iterator[bytes]:
+        """Yield blocks of bytes that end at a line end (the last may not)."""
+        kept: list[bytes] = []
+        for data in self._read():
+            end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+            if end == 0 and len(kept) * BLOCK_BYTES < LINE_BYTES:
+                kept.append(data)
+                continue
+            end = end or len(data)
+            yield b"".join((*kept, data[:end]))
+            kept = [data[end:]] if end < len(data) else []
+        if rest := b"".join(kept):
+            yield rest
+
+    def _read(self) -> Iterator[bytes]:
+        """Yield raw blocks; a damaged compressed file ends the stream and is noted in the ledger."""
+        with _open(self.stream.path, self.stream.file) as (packed, plain):
+            while True:
+                try:
+                    data = plain.read(BLOCK_BYTES)
+                except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+                    self.ledger.broken = f"{type(error).__name__}: {error}"
+                    return
+                if not data:
+                    return
+                self.ledger.bytes += len(data)
+                if self.progress is not None:
+                    self.progress(_position(packed))
+                yield data
+
+
+@contextmanager
+def _open(path: str, kept: str) -> Iterator[tuple[BinaryIO, _Readable]]:
+    """Give the file (for its position) and what its plain bytes are read from."""
+    try:
+        raw = Path(kept or path).open("rb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be opened ({error.strerror}); check the path") from error
+    with raw:
+        file = cast(BinaryIO, raw)
+        if path.endswith(".gz"):
+            yield file, _Drained(gzip.GzipFile(fileobj=file))
+        elif path.endswith(".zst"):
+            yield file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        else:
+            yield file, file
+
+
+@dataclass(slots=True)
+class _Drained:
+    """A gzip file that hands out all it could unpack before it reports damage."""
+
+    file: gzip.GzipFile
+
+    def read(self, size: int, /) -> bytes:
+        return self.file.read1(size)
+
+
+def _position(file: BinaryIO) -> int:
+    try:
+        return file.tell()
+    except OSError:  # a pipe has no position
+        return 0
+
+
+def streams(paths: Sequence[str | Path], workers: Sequence[str] = ()) -> list[Stream]:
+    """Resolve files, globs, directories and ``-`` to streams, in the order given, each once.
+
+    Args:
+        paths: what the user named. A directory means the logs in it (not below it).
+        workers: ``NAME=PATH`` overrides of a worker's display name; PATH is the file as given or its file name.
+
+    Raises:
+        UsageError: a path does not exist, an override names no stream.
+        NothingRecognisedError: a directory holds no log.
+    """
+    found: dict[str, None] = {}
+    for path in map(str, paths):
+        found.update(dict.fromkeys(_resolve(path)))
+    if not found:
+        raise UsageError("no log was named; give files, globs, directories, or - for standard input")
+    names = _overrides(workers, list(found))
+    return [Stream(path, names.get(path, worker_name(path)), _keep(path)) for path in found]
+
+
+def size(stream: Stream) -> int:
+    """Return the stream's size on disk in bytes."""
+    return Path(stream.file or stream.path).stat().st_size
+
+
+def worker_name(path: str) -> str:
+    """Return the display name of the process behind a log: the file's stem.
+
+    >>> worker_name("logs/rpc-b70-2.log"), worker_name("run/rpc-b70-2.stderr.log.zst"), worker_name("-")
+    ('rpc-b70-2', 'rpc-b70-2', 'stdin')
+    """
+    if path == STDIN:
+        return "stdin"
+    name = Path(path).name
+    for suffix in (*PACKED_SUFFIXES, *LOG_SUFFIXES, *_OUTPUT_NAMES):
+        if name != suffix:
+            name = name.removesuffix(suffix)
+    return name
+
+
+def _keep(path: str) -> str:
+    """Copy what comes through a pipe to a temporary file (removed at exit) and return its name; else nothing."""
+    if path != STDIN and not Path(path).is_fifo():
+        return ""
+    with tempfile.NamedTemporaryFile(prefix="tracekit-", delete=False) as copy:
+        atexit.register(Path(copy.name).unlink, missing_ok=True)
+        if path == STDIN:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        else:
+            with Path(path).open("rb") as pipe:
+                shutil.copyfileobj(pipe, copy)
+    return copy.name
+
+
+def _resolve(path: str) -> list[str]:
+    if path == STDIN:
+        return [path]
+    here = Path(path)
+    try:
+        if here.is_dir():
+            return _logs_in(here)
+        if here.exists():
+            return [path]
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    if any(c in path for c in "*?["):
+        base = Path(here.anchor) if here.is_absolute() else Path()
+        pattern = str(here.relative_to(here.anchor)) if here.is_absolute() else path
+        if matches := sorted(str(p) for p in base.glob(pattern) if p.is_file()):
+            return matches
+        raise UsageError(f"{path}: no file matches this pattern")
+    raise UsageError(f"{path}: no such file; check the path, or quote a glob so that the shell leaves it alone")
+
+
+def _logs_in(folder: Path) -> list[str]:
+    def is_log(file: Path) -> bool:
+        name = file.name
+        for packed in PACKED_SUFFIXES:
+            name = name.removesuffix(packed)
+        return file.is_file() and (name.endswith(LOG_SUFFIXES) or name.endswith(".parquet"))
+
+    found = sorted(str(file) for file in folder.iterdir() if is_log(file))
+    if not found:
+        wanted = ", ".join(LOG_SUFFIXES)
+        raise NothingRecognisedError(f"{folder}: no log in this directory (looked for {wanted}, also with .gz or .zst)")
+    return found
+
+
+def _overrides(workers: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for item in workers:
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise UsageError(f"--worker {item}: expected NAME=PATH")
+        hits = [p for p in paths if p == path or Path(p).name == path]
+        if not hits:
+            raise UsageError(f"--worker {item}: {path} is none of the logs given")
+        if len(hits) > 1:
+            raise UsageError(f"--worker {item}: {path} means several logs ({', '.join(hits)}); give the whole path")
+        names[hits[0]] = name
+    return names
