@@ -72,11 +72,9 @@ def category(family: str) -> pl.Expr:
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """Depth (0 is outermost) and self time of rows in completion order.
+    """Per row in completion order: its parent's index (-1: none), its depth (0: outermost), its self time."""
 
-    `overrun_ns` is the time by which declared children exceed what holds them (they are then left outside).
-    """
-
+    parent: npt.NDArray[np.int64]
     depth: npt.NDArray[np.uint8]
     self_ns: npt.NDArray[np.int64]
 
@@ -96,47 +94,58 @@ def nest(classes: npt.NDArray[np.int16], dur_ns: npt.NDArray[np.int64]) -> Nesti
     """Find which region stands inside which, in one process's rows in completion order.
 
     A region takes the rows right before it that its class may hold and that fit in its time; classes are handled
-    from the innermost to the outermost, so what is inside is taken before what is around it.
+    from the innermost to the outermost, so what is inside is taken before what is around it. Where a region would
+    not fit beside another, it is tried inside that one (`rules.Region.or_inside`).
     """
-    parent = np.full(len(classes), -1, np.int64)
-    alive = np.arange(len(classes))
-    for index, holder in enumerate(rules.regions()):
-        holds = [i for i, r in enumerate(rules.regions()) if holder.name in r.inside]
-        if holds:
-            opens = [i for i in holds if rules.regions()[i].opens == holder.name]
-            alive = _claim(classes, dur_ns, parent, alive, index, holds, opens)
+    parent, misfits = _parents(classes, dur_ns, set())
+    inward = {i for i in misfits if rules.regions()[i].or_inside}
+    if inward:
+        parent, _ = _parents(classes, dur_ns, inward)
     children = np.zeros(len(classes), np.int64)
     inside = parent >= 0
     np.add.at(children, parent[inside], dur_ns[inside])
-    return Nesting(_depth(parent), dur_ns - children)
+    return Nesting(parent, _depth(parent), dur_ns - children)
+
+
+def _parents(
+    classes: npt.NDArray[np.int16], dur_ns: npt.NDArray[np.int64], inward: set[int]
+) -> tuple[npt.NDArray[np.int64], set[int]]:
+    """Return each row's parent (-1: none) and the classes of which a row did not fit where it stands."""
+    regions = rules.regions()
+    parent = np.full(len(classes), -1, np.int64)
+    alive = np.arange(len(classes))
+    misfits: set[int] = set()
+    for index, holder in enumerate(regions):
+        holds = [
+            i for i, r in enumerate(regions) if holder.name in r.inside or (i in inward and holder.name in r.or_inside)
+        ]
+        if not holds or not (classes[alive] == index).any():
+            continue
+        opens = [i for i in holds if regions[i].opens == holder.name]
+        children, around, refused = _claim(classes[alive], dur_ns[alive], index, holds, opens)
+        parent[alive[children]] = alive[around]
+        misfits.update(classes[alive[refused]].tolist())
+        alive = np.delete(alive, children)
+    return parent, misfits
 
 
 def _claim(
-    classes: npt.NDArray[np.int16],
-    dur_ns: npt.NDArray[np.int64],
-    parent: npt.NDArray[np.int64],
-    alive: npt.NDArray[np.int64],
-    holder: int,
-    holds: list[int],
-    opens: list[int],
-) -> npt.NDArray[np.int64]:
-    """Give every row of class `holder` its children among the unclaimed rows; return the rows still unclaimed."""
-    own = classes[alive]
-    if not (own == holder).any():
-        return alive
-    may = np.isin(own, holds)
+    classes: npt.NDArray[np.int16], dur_ns: npt.NDArray[np.int64], holder: int, holds: list[int], opens: list[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the rows that rows of class `holder` take, who takes them, and the rows that did not fit."""
+    may = np.isin(classes, holds)
     borders = np.flatnonzero(~may)
     candidates = np.flatnonzero(may)
     behind = np.searchsorted(borders, candidates)
     inner = behind < len(borders)
     candidates, around = candidates[inner], borders[behind[inner]]
-    before = np.concatenate(([0], np.cumsum(dur_ns[alive])))
+    opener = np.maximum.accumulate(np.where(np.isin(classes, opens), np.arange(len(classes)), -1))
+    mine = (classes[around] == holder) & (candidates >= opener[around])
+    candidates, around = candidates[mine], around[mine]
+    before = np.concatenate(([0], np.cumsum(dur_ns)))
     # Each printed duration is rounded to a nanosecond.
-    fits = before[around] - before[candidates] <= dur_ns[alive[around]] + (around - candidates)
-    opener = np.maximum.accumulate(np.where(np.isin(own, opens), np.arange(len(own)), -1))
-    taken = (own[around] == holder) & fits & (candidates >= opener[around])
-    parent[alive[candidates[taken]]] = alive[around[taken]]
-    return np.delete(alive, candidates[taken])
+    fits = before[around] - before[candidates] <= dur_ns[around] + (around - candidates)
+    return candidates[fits], around[fits], candidates[~fits]
 
 
 def _depth(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
@@ -171,3 +180,87 @@ def kinds(rows: pl.DataFrame) -> pl.Series:
     return rows.select(
         pl.when(stride.fill_null(1) > 1).then(pl.lit("sample")).otherwise(pl.lit("event")).alias("kind")
     ).to_series()
+
+
+def label_self_ns(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add self time to rows of labels that have totals only, by the declared hierarchy of regions.
+
+    A label's self time is its total without the labels that must stand inside it: those whose innermost possible
+    holder, of the labels present in the same process, is this one. Where two could hold a label, neither's self
+    time is known.
+
+    Args:
+        rows: columns stream, worker, name, category, total_ns; one row per label and process.
+
+    Returns:
+        The rows with ``self_ns`` (null: not known) and ``cost_ns``, whose sum over cost rows is the time of the
+        outermost regions.
+    """
+    parts = [_label_self_ns(part) for _, part in rows.group_by("stream", "worker", maintain_order=True)]
+    if parts:
+        return pl.concat(parts)
+    none = pl.lit(None, dtype=pl.Int64)
+    return rows.with_columns(none.alias("self_ns"), none.alias("cost_ns"))
+
+
+def _label_self_ns(rows: pl.DataFrame) -> pl.DataFrame:
+    total = rows["total_ns"].to_list()
+    inside = _label_parents(region_classes(rows["name"]).tolist(), total)
+    short = _too_short(inside, total)
+    unknown = short | {h for holders in inside if len(holders) > 1 for h in holders}
+    own = _own_ns(inside, total)
+    self_ns = [None if row in unknown else own[row] for row in range(len(own))]
+    # What is not known label by label is known together: the outermost regions' time less what is known.
+    outermost = sum(t for row, t in enumerate(total) if not inside[row] and row not in short)
+    missing = [row for row, value in enumerate(self_ns) if value is None and row not in short]
+    rest = outermost - sum(v for v in self_ns if v is not None)
+    cost = [rest if missing and row == missing[0] else v or 0 for row, v in enumerate(self_ns)]
+    return rows.with_columns(
+        pl.Series("self_ns", self_ns, dtype=pl.Int64), pl.Series("cost_ns", cost, dtype=pl.Int64)
+    )
+
+
+def _own_ns(inside: list[set[int]], total: list[int]) -> list[int]:
+    own = list(total)
+    for row, holders in enumerate(inside):
+        if len(holders) == 1:
+            own[next(iter(holders))] -= total[row]
+    return own
+
+
+def _too_short(inside: list[set[int]], total: list[int]) -> set[int]:
+    """Return the labels that hold less time than what stands in them, and move that to their own holders.
+
+    So it is where a label's first calls were skipped: one call of the outermost region is left, and fifty inside.
+    """
+    short: set[int] = set()
+    while True:
+        own = _own_ns(inside, total)
+        # Totals are printed to a nanosecond.
+        new = {row for row, ns in enumerate(own) if ns < -len(total)} - short
+        if not new:
+            return short
+        short |= new
+        for row, holders in enumerate(inside):
+            if len(holders) == 1 and holders <= short:
+                inside[row] = inside[next(iter(holders))] - short
+
+
+def _label_parents(classes: list[int], total: list[int]) -> list[set[int]]:
+    """Return the labels that may directly hold each label: one (known), several (not known which), none."""
+    regions = rules.regions()
+    names = [regions[c].name if c >= 0 else "" for c in classes]
+    result: list[set[int]] = []
+    for row, cls in enumerate(classes):
+        if cls < 0:
+            result.append(set())
+            continue
+        inner = {i for i, n in enumerate(names) if n and n in regions[cls].or_inside and i != row}
+        possible = {i for i, n in enumerate(names) if n and n in regions[cls].inside and i != row}
+        for i in inner:
+            beside = [h for h in possible if names[h] in regions[classes[i]].inside]
+            if any(total[row] + total[i] > total[h] for h in beside):
+                possible = {i}
+        # Innermost: those that do not hold another possible holder.
+        result.append({h for h in possible if not any(names[h] in regions[classes[o]].inside for o in possible)})
+    return result

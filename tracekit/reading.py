@@ -77,6 +77,19 @@ class Run:
         return self.streams[0].path if len(self.streams) == 1 else f"{len(self.streams)} logs"
 
     @property
+    def families(self) -> dict[str, str]:
+        """The family of each dialect."""
+        return {d.name: d.family for d in self.dialects}
+
+    @property
+    def resolutions(self) -> dict[str, int]:
+        """What each clock's printed durations are rounded to, in ns (the coarsest dialect's)."""
+        found: dict[str, int] = {}
+        for d in self.dialects:
+            found[d.clock] = max(found.get(d.clock, 1), d.resolution_ns)
+        return found
+
+    @property
     def events(self) -> pl.LazyFrame:
         """Timed occurrences, schema `frame.EVENTS`, in printed order within a stream."""
 

@@ -45,6 +45,7 @@ class Region:
     name: str
     label: str
     inside: tuple[str, ...] = ()
+    or_inside: tuple[str, ...] = ()
     opens: str = ""
 
 
@@ -98,7 +99,7 @@ def declared_regions() -> tuple[Region, ...]:
     found = tuple(_build(Region, name, row) for row in _read(name)["region"])
     names = {r.name for r in found}
     for region in found:
-        if unknown := {*region.inside, region.opens or region.name} - names:
+        if unknown := {*region.inside, *region.or_inside, region.opens or region.name} - names:
             raise _bad(name, f"region {region.name!r} names unknown {', '.join(sorted(unknown))}")
     return found
 
@@ -109,7 +110,7 @@ def regions() -> tuple[Region, ...]:
     found = list(declared_regions())
     ordered: list[Region] = []
     while found:
-        holders = {holder for r in found for holder in r.inside}
+        holders = {holder for r in found for holder in (*r.inside, *r.or_inside)}
         ready = [r for r in found if r.name not in holders]
         if not ready:
             raise _bad("regions.toml", f"a circle: {', '.join(r.name for r in found)} stand inside one another")

@@ -1,0 +1,140 @@
+"""What commands share: their logs, their filters, where results go, the progress bar, the ledger on stderr."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tracekit.errors import CoverageError
+
+if TYPE_CHECKING:
+    from tracekit.reading import Run
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Work on less than this is over before a progress bar would be read.
+_PROGRESS_BYTES = 64 << 20
+
+
+def logs(function: F) -> F:
+    """Add the arguments of every command that reads logs."""
+    decorators = [
+        click.argument("log", nargs=-1, required=True),
+        click.option(
+            "--worker",
+            "workers",
+            multiple=True,
+            metavar="NAME=PATH",
+            help="Call the process behind the log PATH by this NAME (default: the file's name). Repeatable.",
+        ),
+        click.option("--strict", is_flag=True, help="Exit with 4 if the coverage has faults (lost or refused lines)."),
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def filters(function: F) -> F:
+    """Add --where."""
+    return click.option(
+        "--where",
+        multiple=True,
+        metavar="COLUMN=VALUE",
+        help="Keep only rows where it holds, as in worker=rpc-b70-1 or op='MUL*'; commas mean or. Repeatable: and.",
+    )(function)
+
+
+def output(formats: Sequence[str]) -> Callable[[F], F]:
+    """Add --format, --output and --ledger."""
+
+    def add(function: F) -> F:
+        decorators = [
+            click.option(
+                "--format",
+                "form",
+                type=click.Choice(list(formats)),
+                default=formats[0],
+                show_default=True,
+                help="How the result is written.",
+            ),
+            click.option(
+                "-o",
+                "--output",
+                "target",
+                metavar="FILE",
+                help="Write to FILE instead of standard output; it is replaced only once the result is whole.",
+            ),
+            click.option(
+                "--ledger",
+                type=click.Choice(["text", "json", "none"]),
+                default="text",
+                show_default=True,
+                help="How the coverage ledger (what was read, refused, lost) is told on standard error.",
+            ),
+        ]
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
+
+
+def open_run(log: Sequence[str], workers: Sequence[str]) -> "Run":
+    """Open the logs, with a progress bar on standard error for long work on a terminal."""
+    from tracekit import source
+    from tracekit.reading import read
+
+    run = read(log, workers=workers)
+    if sys.stderr.isatty() and sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
+        run.progress = _bar()
+    return run
+
+
+def _bar() -> Callable[[int, int], None]:
+    bar: Any = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = click.progressbar(length=total, label="reading", file=sys.stderr)
+        bar.update(max(0, done - bar.pos))
+        if done >= total:
+            bar.render_finish()
+
+    return show
+
+
+def deliver(result: str | bytes, target: str | None) -> None:
+    """Write a result to a file, whole or not at all, or to standard output."""
+    from tracekit.writing import whole_file
+
+    data = result if isinstance(result, bytes) else result.encode("utf-8", "replace")
+    if target is None:
+        stdout = click.get_binary_stream("stdout")
+        stdout.write(data)
+        stdout.flush()
+        return
+    with whole_file(target) as path:
+        path.write_bytes(data)
+
+
+def tell_ledger(run: "Run", how: str, *, strict: bool) -> None:
+    """Tell what was read on standard error.
+
+    Raises:
+        NothingRecognisedError: no record at all was found.
+        CoverageError: `strict`, and there are faults.
+    """
+    from tracekit.table import ledger_json, ledger_text
+
+    run.require_records()
+    ledger = ledger_json(run.coverage.collect(), run.findings.collect())
+    if how == "json":
+        click.echo(json.dumps(ledger), err=True)
+    elif how == "text":
+        click.echo(ledger_text(ledger), err=True, nl=False)
+    if strict and ledger["faults"]:
+        codes = ", ".join(sorted({f["code"] for f in ledger["faults"]}))
+        raise CoverageError(f"--strict: the coverage has {len(ledger['faults'])} faults ({codes})")

@@ -1,0 +1,181 @@
+"""Tables as text, Markdown, CSV, JSON, JSON lines or Parquet. Nothing here prints: text and bytes are returned."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+from tabulate import tabulate
+
+from tracekit.buckets import NUMBERS, Table
+from tracekit.frame import COVERAGE
+
+FORMATS = ("table", "markdown", "csv", "json", "jsonl", "parquet")
+
+#: Version of the JSON that tables are written as.
+SCHEMA = 1
+
+#: What the durations of each clock mean, in one line.
+CLOCKS: Mapping[str, str] = {
+    "host-wait": "host time of each operation with a wait for the device after it",
+    "host-enqueue": "host time to enqueue, not the kernels' time",
+    "host-sync-unknown": "host time; whether the device was waited for is not in the log",
+    "backlog": "wait after the submission: queue backlog and kernel",
+    "device": "device time",
+}
+
+DIAGNOSTIC = "diagnostic: not throughput"
+
+#: A rounding error above this part of a total is shown beside it.
+_SHOWN_ERROR = 0.05
+
+
+def render(tables: Sequence[Table], ledger: Mapping[str, Any], form: str, limit: int | None) -> str | bytes:
+    """Return tables in one of `FORMATS` (bytes for Parquet).
+
+    Args:
+        tables: what `buckets.buckets` returned.
+        ledger: the coverage, as `ledger_json` returns it; JSON carries it, the other forms do not.
+        form: of `FORMATS`.
+        limit: rows per table, None for all.
+    """
+    if form == "json":
+        return json.dumps({"schema": SCHEMA, "tables": [table_json(t, limit) for t in tables], "coverage": ledger}) + "\n"
+    if form == "jsonl":
+        rows = ({"family": t.family, "clock": t.clock, **row} for t in tables for row in table_json(t, limit)["rows"])
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    if form in ("csv", "parquet"):
+        frame = flat(tables, limit)
+        if form == "csv":
+            return frame.write_csv()
+        packed = io.BytesIO()
+        frame.write_parquet(packed)
+        return packed.getvalue()
+    return "\n".join(text(t, limit, markdown=form == "markdown") for t in tables)
+
+
+def table_json(table: Table, limit: int | None) -> dict[str, Any]:
+    """Return one table as JSON values; durations are integer nanoseconds, shares are parts of 1."""
+    frame = table.frame if limit is None else table.frame.head(limit)
+    return {
+        "family": table.family,
+        "clock": table.clock,
+        "by": list(table.by),
+        "cost_ns": table.cost_ns,
+        "resolution_ns": table.resolution_ns,
+        "workers": list(table.workers),
+        "notes": [DIAGNOSTIC, *table.notes],
+        "rows": frame.to_dicts(),
+    }
+
+
+def flat(tables: Sequence[Table], limit: int | None) -> pl.DataFrame:
+    """Return all tables as one frame: family, clock, the groups, basis, then `buckets.NUMBERS`."""
+    if not tables:
+        return pl.DataFrame(schema={"family": pl.String, "clock": pl.String, "basis": pl.String, **NUMBERS})
+    parts = []
+    for table in tables:
+        frame = table.frame if limit is None else table.frame.head(limit)
+        frame = frame.with_columns(pl.col(pl.Categorical()).cast(pl.String))
+        parts.append(frame.select(pl.lit(table.family).alias("family"), pl.lit(table.clock).alias("clock"), pl.all()))
+    return pl.concat(parts)
+
+
+def text(table: Table, limit: int | None, *, markdown: bool) -> str:
+    """Return one table for people: heading, rows, total, notes."""
+    shown = table.frame if limit is None else table.frame.head(limit)
+    sampled = shown["samples"].null_count() < shown.height
+    headers = [*table.by, *(["basis"] if set(shown["basis"]) != {"events"} else []), "calls"]
+    headers += [*(["samples"] if sampled else []), "total ms", "self ms", "share %", "mean us", "p50 us", "p95 us", "max us"]
+    rows = [_cells(row, table, headers) for row in shown.iter_rows(named=True)]
+    align = ["left" if h in (*table.by, "basis") else "right" for h in headers]
+    body = tabulate(
+        rows, headers, tablefmt="pipe" if markdown else "simple", disable_numparse=True, colalign=align if rows else None
+    )
+    heading = f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC})"
+    lines = [f"### {heading}\n" if markdown else heading, body, ""]
+    lines += [f"{'- ' if markdown else ''}{line}" for line in _footer(table, shown.height)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Mapping[str, Any], table: Table, headers: Sequence[str]) -> list[str]:
+    error = row["calls"] * table.resolution_ns
+    total = ms(row["total_ns"])
+    if table.resolution_ns > 1 and error > _SHOWN_ERROR * row["total_ns"]:
+        total += f" ±{ms(error)}"
+    cells = {
+        **{g: "-" if row[g] is None else str(row[g]) or '""' for g in table.by},
+        "basis": row["basis"],
+        "calls": str(row["calls"]),
+        "samples": "-" if row["samples"] is None else str(row["samples"]),
+        "total ms": total,
+        "self ms": ms(row["self_ns"]),
+        "share %": "-" if row["share"] is None else f"{100 * row['share']:.1f}",
+        **{f"{c} us": us(row[f"{c}_ns"]) for c in ("mean", "p50", "p95", "max")},
+    }
+    return [cells[h] for h in headers]
+
+
+def _footer(table: Table, shown: int) -> list[str]:
+    lines = [f"cost {ms(table.cost_ns)} ms in self time, {_workers(table.workers)}"]
+    idle = table.frame.filter(pl.col("share").is_null() & pl.col("self_ns").is_not_null())
+    if idle.height:
+        lines.append(f"not cost: {ms(int(idle['self_ns'].sum()))} ms of views and waits (share '-')")
+    if table.frame.height > shown:
+        rest = table.frame.slice(shown)
+        share = rest["share"].sum() or 0.0
+        lines.append(f"{rest.height} more rows with {100 * share:.1f} % of the cost (--limit 0 shows all)")
+    if table.resolution_ns > 1:
+        lines.append(
+            f"durations are printed in whole {table.resolution_ns // 1000} us: ± is calls x that, "
+            "shown where it exceeds 5 % of the total"
+        )
+    return lines + list(table.notes)
+
+
+def _workers(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"1 worker: {names[0]}"
+    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"{len(names)} workers: {some}"
+
+
+def ms(ns: int | None) -> str:
+    """Return nanoseconds as milliseconds with three decimals, or a dash.
+
+    >>> ms(116_615_000), ms(None)
+    ('116.615', '-')
+    """
+    return "-" if ns is None else f"{ns / 1e6:.3f}"
+
+
+def us(ns: int | None) -> str:
+    """Return nanoseconds as microseconds with one decimal, or a dash."""
+    return "-" if ns is None else f"{ns / 1e3:.1f}"
+
+
+def ledger_json(coverage: pl.DataFrame, findings: pl.DataFrame) -> dict[str, Any]:
+    """Return the coverage as JSON values: sums over all logs, each log, faults and notes."""
+    numbers = [c for c, t in COVERAGE.items() if t == pl.UInt64() and c != "lines"]
+    lines = int(coverage.unique("stream")["lines"].sum())
+    return {
+        "lines": lines,
+        **{c: int(coverage[c].sum()) for c in numbers},
+        "streams": coverage.to_dicts(),
+        "faults": findings.filter(pl.col("severity").cast(pl.String) == "fault").drop("severity").to_dicts(),
+        "notes": findings.filter(pl.col("severity").cast(pl.String) == "note").drop("severity").to_dicts(),
+    }
+
+
+def ledger_text(ledger: Mapping[str, Any]) -> str:
+    """Return the coverage for people: one line of counts, then faults, then notes."""
+    counts = f"coverage: {ledger['records']} records in {ledger['lines']} lines"
+    counts += f", {ledger['recovered']} recovered" if ledger["recovered"] else ""
+    counts += f", {ledger['rejected']} rejected"
+    lines = [counts]
+    for severity in ("fault", "note"):
+        for item in ledger[f"{severity}s"]:
+            place = item["stream"] + (f":{item['line']}" if item["line"] else "")
+            lines.append(f"{severity}: {place}: {item['count']} {item['message']} [{item['code']}]")
+    return "\n".join(lines) + "\n"
