@@ -100,7 +100,7 @@ def buckets(
     >>> import tracekit as tk
     >>> table = tk.buckets(tk.read("samples/llama_rpc_client.log"), by=["op"])[0]
     >>> table.frame.select("op", "calls", "total_ns").rows()
-    [('GET_ROWS', 72, 1025000)]
+    [('GET_ROWS', 72, 494000)]
     """
     by = tuple(dict.fromkeys(by))
     check_columns(by)
@@ -110,8 +110,10 @@ def buckets(
     counts = _count(run, by, only)
     tables = []
     keyed = counts.with_columns(pl.col("dialect").replace_strict(run.families, default="").alias("family"))
-    summaries = run.summaries.collect().filter(only).with_columns(
-        pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family")
+    summaries = (
+        run.summaries.collect()
+        .filter(only)
+        .with_columns(pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family"))
     )
     pairs = pl.concat([f.select(pl.col("family", "clock").cast(pl.String)) for f in (keyed, summaries)])
     for family, clock in pairs.unique().sort("family", "clock").iter_rows():
@@ -191,7 +193,13 @@ def _merge(parts: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
 
 
 def _table(
-    family: str, clock: str, by: tuple[str, ...], counts: pl.DataFrame, summaries: pl.DataFrame, sort: str, resolutions: Mapping[str, int]
+    family: str,
+    clock: str,
+    by: tuple[str, ...],
+    counts: pl.DataFrame,
+    summaries: pl.DataFrame,
+    sort: str,
+    resolutions: Mapping[str, int],
 ) -> Table:
     complete, labels = _choose(counts, summaries)
     events = counts.join(complete, on=_LABEL, how="semi", nulls_equal=True)
@@ -241,9 +249,7 @@ def _choose(counts: pl.DataFrame, summaries: pl.DataFrame) -> tuple[pl.DataFrame
     return known.filter(is_events).select(_LABEL), known.filter(~is_events).select(*_LABEL, "basis")
 
 
-def _labels(
-    by: tuple[str, ...], counts: pl.DataFrame, summaries: pl.DataFrame, labels: pl.DataFrame
-) -> pl.DataFrame:
+def _labels(by: tuple[str, ...], counts: pl.DataFrame, summaries: pl.DataFrame, labels: pl.DataFrame) -> pl.DataFrame:
     """Return one row per label that rests on its summary or on samples.
 
     Columns: the groups, stream, worker, name, category, basis, calls, samples, total_ns, self_ns (null where the
@@ -253,7 +259,8 @@ def _labels(
     sampled = labels.filter(pl.col("basis") == "sampled")
     sizes = _stats(counts.join(sampled, on=_LABEL, how="semi", nulls_equal=True), keep)
     sizes = sizes.with_columns(
-        pl.col("calls").alias("samples"), pl.coalesce(pl.col("call"), pl.col("calls")).cast(pl.UInt64).alias("calls")
+        pl.col("calls").alias("samples"),
+        pl.coalesce(pl.col("call"), pl.col("calls")).cast(pl.UInt64).alias("calls"),
     ).with_columns((pl.col("calls") * pl.col("exact_mean")).round().cast(pl.Int64).alias("total_ns"))
     sums = summaries.join(labels.filter(pl.col("basis") == "summary"), on=_LABEL, how="semi", nulls_equal=True)
     absent = [pl.lit(None, dtype=pl.Int64).alias(c) for c in ("p50_ns", "p95_ns")]
@@ -274,9 +281,7 @@ def _labels(
 def _stats(counts: pl.DataFrame, groups: Sequence[str]) -> pl.DataFrame:
     """Return calls, call, total_ns, self_ns, mean and exact percentiles per group of (duration, n) counts."""
     cum = pl.col("n").cum_sum()
-    ordered = counts.group_by(*groups, "dur_ns").agg(
-        pl.col("n", "self_ns").sum(), pl.col("call").max()
-    ).sort("dur_ns")
+    ordered = counts.group_by(*groups, "dur_ns").agg(pl.col("n", "self_ns").sum(), pl.col("call").max()).sort("dur_ns")
 
     def percentile(q: float) -> pl.Expr:
         place = (pl.col("n").sum() - 1) * q  # linear interpolation between closest ranks
@@ -305,15 +310,19 @@ def _rows(by: tuple[str, ...], events: pl.DataFrame, estimated: pl.DataFrame, co
     )
     cost = events.group_by(by).agg(_cost("self_ns").sum().alias("cost_ns"), _is_not_cost().all().alias("idle"))
     exact = exact.join(cost, on=by, nulls_equal=True)
-    merged = estimated.group_by(by).agg(
-        pl.col("basis").unique().sort().str.join("+"),
-        pl.col("calls", "samples", "total_ns").sum(),
-        pl.when(pl.col("self_ns").is_not_null().all()).then(pl.col("self_ns").sum()).alias("self_ns"),
-        pl.when(pl.col("self_ns").is_not_null().all()).then(_cost("self_ns").sum()).alias("cost_ns"),
-        _is_not_cost().all().alias("idle"),
-        *(pl.when(pl.len() == 1).then(pl.col(c).first()).alias(c) for c in ("p50_ns", "p95_ns")),
-        pl.col("max_ns").max(),
-    ).with_columns((pl.col("total_ns") / pl.col("calls")).round().cast(pl.Int64).alias("mean_ns"))
+    merged = (
+        estimated.group_by(by)
+        .agg(
+            pl.col("basis").unique().sort().str.join("+"),
+            pl.col("calls", "samples", "total_ns").sum(),
+            pl.when(pl.col("self_ns").is_not_null().all()).then(pl.col("self_ns").sum()).alias("self_ns"),
+            pl.when(pl.col("self_ns").is_not_null().all()).then(_cost("self_ns").sum()).alias("cost_ns"),
+            _is_not_cost().all().alias("idle"),
+            *(pl.when(pl.len() == 1).then(pl.col(c).first()).alias(c) for c in ("p50_ns", "p95_ns")),
+            pl.col("max_ns").max(),
+        )
+        .with_columns((pl.col("total_ns") / pl.col("calls")).round().cast(pl.Int64).alias("mean_ns"))
+    )
     columns = [*by, "basis", "calls", "samples", "total_ns", "self_ns", "cost_ns", "idle"]
     columns += ["mean_ns", "p50_ns", "p95_ns", "max_ns"]
     both = pl.concat([exact.select(columns), merged.select(columns)])

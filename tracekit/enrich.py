@@ -51,9 +51,7 @@ def layer(family: str) -> pl.Expr:
     """Return the layer number that column ``name`` (text) tells, or null, by ``rules/layers.toml``."""
     own = pl.col("name").str.split_exact(" (copy of ", 1).struct.field("field_0")
     found = [
-        own.str.extract(rule.pattern, 1)
-        for rule in rules.layer_rules()
-        if not rule.families or family in rule.families
+        own.str.extract(rule.pattern, 1) for rule in rules.layer_rules() if not rule.families or family in rule.families
     ]
     return pl.coalesce(found).cast(pl.Int16, strict=False)
 
@@ -130,7 +128,11 @@ def _parents(
 
 
 def _claim(
-    classes: npt.NDArray[np.int16], dur_ns: npt.NDArray[np.int64], holder: int, holds: list[int], opens: list[int]
+    classes: npt.NDArray[np.int16],
+    dur_ns: npt.NDArray[np.int64],
+    holder: int,
+    holds: list[int],
+    opens: list[int],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the rows that rows of class `holder` take, who takes them, and the rows that did not fit."""
     may = np.isin(classes, holds)
@@ -173,8 +175,10 @@ def kinds(rows: pl.DataFrame) -> pl.Series:
     """
     gap = pl.col("call").diff()
     stride = (
-        pl.when(pl.len() == 1).then(pl.col("call").first())
-        .when((gap.min() == gap.max()) & (pl.col("call").first() == gap.min())).then(gap.min())
+        pl.when(pl.len() == 1)
+        .then(pl.col("call").first())
+        .when((gap.min() == gap.max()) & (pl.col("call").first() == gap.min()))
+        .then(gap.min())
         .otherwise(1)
     ).over("head")
     return rows.select(
@@ -215,9 +219,7 @@ def _label_self_ns(rows: pl.DataFrame) -> pl.DataFrame:
     missing = [row for row, value in enumerate(self_ns) if value is None and row not in short]
     rest = outermost - sum(v for v in self_ns if v is not None)
     cost = [rest if missing and row == missing[0] else v or 0 for row, v in enumerate(self_ns)]
-    return rows.with_columns(
-        pl.Series("self_ns", self_ns, dtype=pl.Int64), pl.Series("cost_ns", cost, dtype=pl.Int64)
-    )
+    return rows.with_columns(pl.Series("self_ns", self_ns, dtype=pl.Int64), pl.Series("cost_ns", cost, dtype=pl.Int64))
 
 
 def _own_ns(inside: list[set[int]], total: list[int]) -> list[int]:

@@ -33,7 +33,12 @@ def describe_text(described: list[dict[str, Any]], *, grammar: bool) -> str:
     lines = []
     for d in described:
         lines += [f"{d['name']} ({d['family']}, {d['kind']})", f"  {d['sample']}"]
-        lines += [f"  switched on by  {d['switch']}", f"  meaning         {d['meaning']}", f"  clock           {d['clock']}", ""]
+        lines += [
+            f"  switched on by  {d['switch']}",
+            f"  meaning         {d['meaning']}",
+            f"  clock           {d['clock']}",
+            "",
+        ]
         if grammar:
             lines += ["".join(f"  {line}\n" if line else "\n" for line in d["grammar"].splitlines())]
     lines.append("known, not read yet (named in the coverage ledger):")

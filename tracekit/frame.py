@@ -91,7 +91,10 @@ def empty(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
 
 
 def gather(
-    rows: pl.DataFrame, heads: pl.DataFrame, constants: Mapping[str, object], schema: Mapping[str, pl.DataType]
+    rows: pl.DataFrame,
+    heads: pl.DataFrame,
+    constants: Mapping[str, str | int | bool],
+    schema: Mapping[str, pl.DataType],
 ) -> pl.DataFrame:
     """Build a frame of the schema: own columns of `rows`, columns of `heads` by ``rows.head``, constants, nulls.
 
@@ -116,9 +119,7 @@ def conform(frame: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFr
     Raises:
         UsageError: a column cannot hold its values in the declared type.
     """
-    columns = [
-        pl.col(c).cast(t) if c in frame.columns else pl.lit(None, dtype=t).alias(c) for c, t in schema.items()
-    ]
+    columns = [pl.col(c).cast(t) if c in frame.columns else pl.lit(None, dtype=t).alias(c) for c, t in schema.items()]
     try:
         return frame.select(columns)
     except pl.exceptions.InvalidOperationError as error:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -63,13 +62,14 @@ class Outcome:
     other_markers: dict[str, int]
 
 
-@dataclass
+@dataclass(slots=True)
 class Run:
     """Logs that were opened together; frames are lazy, each reading of them streams."""
 
     streams: Sequence[Stream]
     dialects: Sequence[Dialect]
     progress: Progress | None = None
+    _outcome: Outcome | None = field(default=None, init=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -126,12 +126,14 @@ class Run:
         """Faults and notes, schema `frame.FINDINGS`."""
         return self.outcome.findings.lazy()
 
-    @cached_property
+    @property
     def outcome(self) -> Outcome:
         """What a whole reading came to; reads the logs if that was not done yet."""
-        for _ in self._read(["seq"]):
-            pass
-        return self.__dict__.pop("_outcome")  # type: ignore[no-any-return]
+        if self._outcome is None:
+            for _ in self.batches(["line"]):
+                pass
+        assert self._outcome is not None
+        return self._outcome
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
         """Yield events, one stream after the other, whole trees at a time; the outcome is known afterwards.
@@ -139,9 +141,20 @@ class Run:
         Args:
             columns: the columns of `frame.EVENTS` that are wanted, all if None.
         """
-        yield from self._read(list(EVENTS) if columns is None else columns)
-        if "outcome" not in self.__dict__:
-            self.__dict__["outcome"] = self.__dict__.pop("_outcome")
+        schema = {c: EVENTS[c] for c in (EVENTS if columns is None else columns)}
+        total = sum(source.size(s) for s in self.streams)
+        before = 0
+        done = []
+        for stream in self.streams:
+            if stream.parquet:
+                reading: _ParquetReading | _LogReading = _ParquetReading(stream)
+            else:
+                reading = _LogReading(stream, self.dialects, several=len(self.streams) > 1)
+                reading.source.progress = self._reporter(before, total)
+            yield from reading.batches(schema)
+            before += source.size(stream)
+            done.append(reading.outcome())
+        self._outcome = _together(done)
 
     def require_records(self) -> None:
         """Raise if the logs held nothing that a dialect reads.
@@ -161,23 +174,9 @@ class Run:
             "`tracekit formats` tells what switches each on"
         )
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        schema = {c: EVENTS[c] for c in columns}
-        total = sum(source.size(s) for s in self.streams)
-        before = 0
-        done = []
-        for stream in self.streams:
-            if stream.parquet:
-                reading: _ParquetReading | _LogReading = _ParquetReading(stream)
-            else:
-                reading = _LogReading(stream, self.dialects, several=len(self.streams) > 1)
-                if self.progress is not None:
-                    report, start = self.progress, before
-                    reading.source.progress = lambda n, report=report, start=start: report(start + n, total)  # type: ignore[misc]
-            yield from reading.batches(schema)
-            before += source.size(stream)
-            done.append(reading.outcome())
-        self.__dict__["_outcome"] = _together(done)
+    def _reporter(self, start: int, total: int) -> Callable[[int], None] | None:
+        report = self.progress
+        return None if report is None else lambda position: report(start + position, total)
 
 
 def _together(outcomes: Sequence[Outcome]) -> Outcome:
@@ -186,8 +185,11 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
         for marker, count in outcome.other_markers.items():
             markers[marker] = markers.get(marker, 0) + count
     return Outcome(
-        *(pl.concat([getattr(o, name) for o in outcomes]) for name in ("summaries", "rejects", "coverage", "findings")),
-        markers,
+        summaries=pl.concat([o.summaries for o in outcomes]),
+        rejects=pl.concat([o.rejects for o in outcomes]),
+        coverage=pl.concat([o.coverage for o in outcomes]),
+        findings=pl.concat([o.findings for o in outcomes]),
+        other_markers=markers,
     )
 
 
@@ -225,7 +227,13 @@ class _ParquetReading:
             pl.col(pl.UInt64).fill_null(0)
         )
         finding = _finding(
-            "note", "parquet", self.stream.path, "parquet", 0, 1, "a frame: what its log lost or refused is not known"
+            "note",
+            "parquet",
+            self.stream.path,
+            "parquet",
+            0,
+            1,
+            "a frame: what its log lost or refused is not known",
         )
         return Outcome(empty(SUMMARIES), empty(REJECTS), coverage, finding, {})
 
@@ -323,7 +331,7 @@ class _LogReading:
         if "pid" in schema and "label_pid" in heads.columns:
             own = heads["label_pid"].gather(rows["head"]).alias("label_pid")
             rows = rows.with_columns(pl.coalesce(pl.col("pid"), own).alias("pid"))
-        constants: dict[str, object] = {
+        constants: dict[str, str | int | bool] = {
             "dialect": dialect.name,
             "stream": self.stream.path,
             "run": 0,
@@ -355,7 +363,7 @@ class _LogReading:
     def outcome(self) -> Outcome:
         ledger, reader = self.source.ledger, self.reader
         rejects = reader.rejected().with_columns(pl.lit(self.stream.path).cast(pl.Categorical()).alias("stream"))
-        tallies = {name: t for name, t in reader.tallies.items()}
+        tallies = reader.tallies
         names = list(tallies) or [""]
         counts = [tallies.get(name, Tally()) for name in names]
         coverage = pl.DataFrame(
@@ -403,8 +411,6 @@ class _LogReading:
             yield _finding("note", "unparsed-marker", path, "", line, count, what)
 
 
-def _finding(
-    severity: str, code: str, stream: str, dialect: str, line: int, count: int, message: str
-) -> pl.DataFrame:
+def _finding(severity: str, code: str, stream: str, dialect: str, line: int, count: int, message: str) -> pl.DataFrame:
     row = (severity, code, stream, dialect or None, line or None, count, message)
     return pl.DataFrame({c: [v] for c, v in zip(FINDINGS, row, strict=True)}, schema=FINDINGS)

@@ -144,9 +144,8 @@ def _build(kind: type[T], name: str, row: Mapping[str, Any]) -> T:
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
     try:
         built = kind(**values)
-        for key in ("pattern", "op", "name", "label"):
-            if kind is not Region or key == "label":
-                re.compile(values.get(key) or "")
+        for key in ("label",) if kind is Region else ("pattern", "op", "name"):
+            re.compile(str(values.get(key) or ""))
     except (TypeError, re.error) as error:
         raise _bad(name, f"rule {dict(row)}: {error}") from error
     return built

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
@@ -90,7 +90,8 @@ class Source:
             first = self.ledger.lines + 1
             self.ledger.lines += len(lines)
             yield pl.DataFrame(
-                {"line": np.arange(first, first + len(lines), dtype=np.uint32), "text": lines}, nan_to_null=False
+                {"line": np.arange(first, first + len(lines), dtype=np.uint32), "text": lines},
+                nan_to_null=False,
             )
 
     def _cut(self) -> Iterator[bytes]:
@@ -127,12 +128,11 @@ class Source:
 @contextmanager
 def _open(path: str, kept: str) -> Iterator[tuple[BinaryIO, _Readable]]:
     """Give the file (for its position) and what its plain bytes are read from."""
-    try:
-        raw = Path(kept or path).open("rb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be opened ({error.strerror}); check the path") from error
-    with raw:
-        file = cast(BinaryIO, raw)
+    with ExitStack() as stack:
+        try:
+            file = cast(BinaryIO, stack.enter_context(Path(kept or path).open("rb", buffering=0)))
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be opened ({error.strerror}); check the path") from error
         if path.endswith(".gz"):
             yield file, _Drained(gzip.GzipFile(fileobj=file))
         elif path.endswith(".zst"):

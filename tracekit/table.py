@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from tracekit.buckets import NUMBERS, Table
 from tracekit.frame import COVERAGE
+from tracekit.layers import LayerTable
 
 FORMATS = ("table", "markdown", "csv", "json", "jsonl", "parquet")
 
@@ -41,18 +42,27 @@ def render(tables: Sequence[Table], ledger: Mapping[str, Any], form: str, limit:
         limit: rows per table, None for all.
     """
     if form == "json":
-        return json.dumps({"schema": SCHEMA, "tables": [table_json(t, limit) for t in tables], "coverage": ledger}) + "\n"
+        return (
+            json.dumps({"schema": SCHEMA, "tables": [table_json(t, limit) for t in tables], "coverage": ledger}) + "\n"
+        )
     if form == "jsonl":
         rows = ({"family": t.family, "clock": t.clock, **row} for t in tables for row in table_json(t, limit)["rows"])
         return "".join(json.dumps(row) + "\n" for row in rows)
     if form in ("csv", "parquet"):
-        frame = flat(tables, limit)
-        if form == "csv":
-            return frame.write_csv()
-        packed = io.BytesIO()
-        frame.write_parquet(packed)
-        return packed.getvalue()
-    return "\n".join(text(t, limit, markdown=form == "markdown") for t in tables)
+        return _data(flat(tables, limit), form)
+    markdown = form == "markdown"
+    return "\n".join([*(text(t, limit, markdown=markdown) for t in tables), counts_text(ledger, markdown=markdown)])
+
+
+def _data(frame: pl.DataFrame, form: str) -> str | bytes:
+    """Return a frame as CSV, JSON lines or Parquet."""
+    if form == "csv":
+        return frame.write_csv()
+    if form == "jsonl":
+        return frame.write_ndjson()
+    packed = io.BytesIO()
+    frame.write_parquet(packed)
+    return packed.getvalue()
 
 
 def table_json(table: Table, limit: int | None) -> dict[str, Any]:
@@ -87,11 +97,24 @@ def text(table: Table, limit: int | None, *, markdown: bool) -> str:
     shown = table.frame if limit is None else table.frame.head(limit)
     sampled = shown["samples"].null_count() < shown.height
     headers = [*table.by, *(["basis"] if set(shown["basis"]) != {"events"} else []), "calls"]
-    headers += [*(["samples"] if sampled else []), "total ms", "self ms", "share %", "mean us", "p50 us", "p95 us", "max us"]
+    headers += [
+        *(["samples"] if sampled else []),
+        "total ms",
+        "self ms",
+        "share %",
+        "mean us",
+        "p50 us",
+        "p95 us",
+        "max us",
+    ]
     rows = [_cells(row, table, headers) for row in shown.iter_rows(named=True)]
     align = ["left" if h in (*table.by, "basis") else "right" for h in headers]
     body = tabulate(
-        rows, headers, tablefmt="pipe" if markdown else "simple", disable_numparse=True, colalign=align if rows else None
+        rows,
+        headers,
+        tablefmt="pipe" if markdown else "simple",
+        disable_numparse=True,
+        colalign=align if rows else None,
     )
     heading = f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC})"
     lines = [f"### {heading}\n" if markdown else heading, body, ""]
@@ -134,6 +157,43 @@ def _footer(table: Table, shown: int) -> list[str]:
     return lines + list(table.notes)
 
 
+def render_layers(tables: Sequence[LayerTable], ledger: Mapping[str, Any], form: str) -> str | bytes:
+    """Return layer tables in one of `FORMATS`; the data forms are long: layer, column, self_ns."""
+    if form in ("table", "markdown"):
+        markdown = form == "markdown"
+        bodies = [layers_text(t, markdown=markdown) for t in tables]
+        return "\n".join([*bodies, counts_text(ledger, markdown=markdown)])
+    if form == "json":
+        found = [
+            {"family": t.family, "clock": t.clock, "columns": list(t.columns), "rows": t.frame.to_dicts()}
+            for t in tables
+        ]
+        return json.dumps({"schema": SCHEMA, "tables": found, "coverage": ledger}) + "\n"
+    parts = [
+        t.frame.unpivot(t.columns, index=["layer", "stands_out"], variable_name="column", value_name="self_ns").select(
+            pl.lit(t.family).alias("family"), pl.lit(t.clock).alias("clock"), pl.all()
+        )
+        for t in tables
+    ]
+    return _data(pl.concat(parts) if parts else pl.DataFrame(), form)
+
+
+def layers_text(table: LayerTable, *, markdown: bool) -> str:
+    """Return one layer table for people, in ms, with a total per row and column and marks."""
+    rows = []
+    for row in table.frame.iter_rows(named=True):
+        mark = "" if row["stands_out"] is None else f"* {row['stands_out']:.2f} x its neighbours"
+        name = "none" if row["layer"] is None else str(row["layer"])
+        rows.append([name, *(ms(row[c]) for c in table.columns), ms(row["total_ns"]), mark])
+    sums = [ms(int(table.frame[c].sum())) for c in (*table.columns, "total_ns")]
+    rows.append(["total", *sums, ""])
+    headers = ["layer", *(f"{c} ms" for c in table.columns), "total ms", "stands out"]
+    align = ["right"] * (len(headers) - 1) + ["left"]
+    body = tabulate(rows, headers, tablefmt="pipe" if markdown else "simple", disable_numparse=True, colalign=align)
+    heading = f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC}): self time per layer"
+    return f"{'### ' if markdown else ''}{heading}\n{chr(10) if markdown else ''}{body}\n"
+
+
 def _workers(names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"1 worker: {names[0]}"
@@ -168,14 +228,19 @@ def ledger_json(coverage: pl.DataFrame, findings: pl.DataFrame) -> dict[str, Any
     }
 
 
-def ledger_text(ledger: Mapping[str, Any]) -> str:
-    """Return the coverage for people: one line of counts, then faults, then notes."""
+def counts_text(ledger: Mapping[str, Any], *, markdown: bool = False) -> str:
+    """Return the coverage in one line for the foot of a table."""
     counts = f"coverage: {ledger['records']} records in {ledger['lines']} lines"
     counts += f", {ledger['recovered']} recovered" if ledger["recovered"] else ""
-    counts += f", {ledger['rejected']} rejected"
-    lines = [counts]
+    counts += f", {ledger['rejected']} rejected, {len(ledger['faults'])} faults, {len(ledger['notes'])} notes"
+    return f"{'- ' if markdown else ''}{counts}\n"
+
+
+def ledger_text(ledger: Mapping[str, Any]) -> str:
+    """Return the findings for people, a line each: faults, then notes."""
+    lines = []
     for severity in ("fault", "note"):
         for item in ledger[f"{severity}s"]:
             place = item["stream"] + (f":{item['line']}" if item["line"] else "")
-            lines.append(f"{severity}: {place}: {item['count']} {item['message']} [{item['code']}]")
-    return "\n".join(lines) + "\n"
+            lines.append(f"{severity}: {place}: {item['message']} ({item['count']} x) [{item['code']}]\n")
+    return "".join(lines)

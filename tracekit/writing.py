@@ -36,4 +36,6 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({error.strerror or error}); check the path and the space") from error
+        raise OutputError(
+            f"{target}: cannot be written ({error.strerror or error}); check the path and the space"
+        ) from error

@@ -1,5 +1,6 @@
 """``tracekit events``: the uniform frame itself."""
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -16,7 +17,9 @@ from tracekit.cli import options
     type=click.Choice(["parquet", "csv", "jsonl"]),
     help="How the rows are written (default: by the ending of FILE, else parquet).",
 )
-@click.option("-o", "--output", "target", required=True, metavar="FILE", help="Where the rows go; - is standard output.")
+@click.option(
+    "-o", "--output", "target", required=True, metavar="FILE", help="Where the rows go; - is standard output."
+)
 @click.option(
     "--ledger",
     type=click.Choice(["text", "json", "none"]),
@@ -49,7 +52,7 @@ def command(
     run = options.open_run(log, workers)
     chosen = form or next((f for f in ("csv", "jsonl") if target.endswith(f".{f}")), "parquet")
     if target == "-":
-        write_events(run, click.get_binary_stream("stdout"), chosen, where)
+        write_events(run, sys.stdout.buffer, chosen, where)
     else:
         with whole_file(target) as path, path.open("wb") as file:
             write_events(run, file, chosen, where)

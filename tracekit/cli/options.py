@@ -112,7 +112,7 @@ def deliver(result: str | bytes, target: str | None) -> None:
 
     data = result if isinstance(result, bytes) else result.encode("utf-8", "replace")
     if target is None:
-        stdout = click.get_binary_stream("stdout")
+        stdout = sys.stdout.buffer
         stdout.write(data)
         stdout.flush()
         return
