@@ -17,7 +17,7 @@ import polars as pl
 from tracekit import rules
 from tracekit.enrich import label_self_ns
 from tracekit.errors import UsageError
-from tracekit.frame import EVENTS
+from tracekit.frame import EVENTS, Batch
 
 #: What a table can be grouped by.
 GROUPS = (
@@ -46,8 +46,8 @@ _LABEL = ("stream", "worker", "name")
 class Readable(Protocol):
     """What buckets are made from: see `reading.Run`."""
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
-        """Yield events."""
+    def packed(self) -> Iterator[Batch]:
+        """Yield events, packed."""
 
     @property
     def summaries(self) -> pl.LazyFrame:
@@ -152,26 +152,45 @@ def _pattern(value: str) -> str:
 def _count(run: Readable, by: tuple[str, ...], only: pl.Expr) -> pl.DataFrame:
     """Count rows per group and duration: the one pass over the events."""
     keys = list(dict.fromkeys((*by, "dialect", "clock", "kind", "category", "worker", "stream")))
-    wanted = list(dict.fromkeys((*keys, "name", "call", "dur_ns", "self_ns", *only.meta.root_names())))
     parts: list[pl.DataFrame] = []
     height = 0
-    for batch in run.batches(wanted):
-        rows = batch.filter(only) if only.meta.root_names() else batch
-        # Ordinals tell per label whether all calls are there: such labels are kept apart until the end.
-        own = keys if rows["call"].null_count() == rows.height else list(dict.fromkeys((*keys, "name")))
-        part = rows.group_by(*own, "dur_ns").agg(
-            pl.len().cast(pl.UInt64).alias("n"),
-            pl.col("self_ns").sum(),
-            pl.col("call").max(),
-            pl.col("call").min().alias("first_call"),
-        )
-        parts.append(part if "name" in own else part.with_columns(pl.lit(None, dtype=EVENTS["name"]).alias("name")))
-        parts[-1] = parts[-1].select(_partial_columns(keys))
+    for batch in run.packed():
+        parts.append(_count_batch(batch, keys, only))
         height += parts[-1].height
         if height > _PARTIAL_ROWS:
             parts = [_merge(parts, keys)]
             height = parts[0].height // 2  # so that a log without repetition is not merged at every batch
     return _merge(parts, keys) if parts else pl.DataFrame(schema={c: _type(c) for c in _partial_columns(keys)})
+
+
+def _count_batch(batch: Batch, keys: Sequence[str], only: pl.Expr) -> pl.DataFrame:
+    """Count one batch: what a head decides is grouped once per head, rows only by group number and duration."""
+    if asked := only.meta.root_names():
+        kept = batch.frame({c: EVENTS[c] for c in asked}).select(only).to_series()
+        batch = Batch(batch.rows.filter(kept), batch.heads, batch.constants)
+    own = [c for c in keys if c in batch.rows.columns]
+    # Ordinals tell per label whether all calls are there: such labels are kept apart until the end.
+    ordinals = "call" in batch.rows.columns
+    decided = [c for c in dict.fromkeys((*keys, *(["name"] if ordinals else []))) if c not in own]
+    table = Batch(batch.heads.with_row_index("head"), batch.heads, batch.constants).frame(
+        {c: EVENTS[c] for c in decided}
+    )
+    groups = table.unique(maintain_order=True).with_row_index("group")
+    numbers = table.join(groups, on=decided, how="left", nulls_equal=True, maintain_order="left")["group"]
+    rows = batch.rows.select(*own, "dur_ns", "self_ns", *(["call"] if ordinals else [])).with_columns(
+        numbers.gather(batch.rows["head"]).alias("group")
+    )
+    call = pl.col("call") if ordinals else pl.lit(None, dtype=EVENTS["call"])
+    counted = rows.group_by("group", *own, "dur_ns").agg(
+        pl.len().cast(pl.UInt64).alias("n"),
+        pl.col("self_ns").sum(),
+        call.max().cast(EVENTS["call"]).alias("call"),
+        call.min().cast(EVENTS["call"]).alias("first_call"),
+    )
+    counted = counted.with_columns(groups[c].gather(counted["group"]) for c in decided)
+    if not ordinals and "name" not in keys:
+        counted = counted.with_columns(pl.lit(None, dtype=EVENTS["name"]).alias("name"))
+    return counted.select(pl.col(c).cast(_type(c)) for c in _partial_columns(keys))
 
 
 def _partial_columns(keys: Sequence[str]) -> list[str]:

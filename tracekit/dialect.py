@@ -100,6 +100,14 @@ class Dialect:
     recover: "Callable[[pl.DataFrame], Recovered | None] | None" = None
 
     @property
+    def plain_number(self) -> int:
+        """What to multiply whole numbers with to get ns, if a record is a head, the cut and one of them; else 0."""
+        first, *others = self.fields
+        if others or first.unit not in ("us", "ns") or len(self.marker) < 8 or len(self.cut) > 8:
+            return 0
+        return 1000 if first.unit == "us" else 1
+
+    @property
     def head_regex(self) -> str:
         """The whole head, marker included."""
         return "^" + re.escape(self.marker) + self.head + "$"

@@ -5,6 +5,7 @@ null: nothing is invented. Text that repeats is Categorical, so that frames of s
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -90,27 +91,32 @@ def empty(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     return pl.DataFrame(schema=schema)
 
 
-def gather(
-    rows: pl.DataFrame,
-    heads: pl.DataFrame,
-    constants: Mapping[str, str | int | bool],
-    schema: Mapping[str, pl.DataType],
-) -> pl.DataFrame:
-    """Build a frame of the schema: own columns of `rows`, columns of `heads` by ``rows.head``, constants, nulls.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one dialect and stream, packed: what repeats is kept once.
 
-    Only the schema's columns are built, so that a projection costs what it asks for.
+    Attributes:
+        rows: ``head`` (index into `heads`) and the columns that differ from row to row.
+        heads: the columns that a head decides.
+        constants: the columns that are the same for all rows.
     """
-    columns = []
-    for name, dtype in schema.items():
-        if name in rows.columns:
-            columns.append(rows[name].cast(dtype))
-        elif name in constants:
-            columns.append(pl.repeat(constants[name], rows.height, dtype=dtype, eager=True).alias(name))
-        elif name in heads.columns:
-            columns.append(heads[name].gather(rows["head"]))
-        else:
-            columns.append(pl.repeat(None, rows.height, dtype=dtype, eager=True).alias(name))
-    return pl.DataFrame(columns)
+
+    rows: pl.DataFrame
+    heads: pl.DataFrame
+    constants: Mapping[str, str | int | bool]
+
+    def frame(self, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+        """Unpack to a frame of the schema; what is nowhere is null. A projection costs what it asks for."""
+        return pl.DataFrame([self.column(name, dtype) for name, dtype in schema.items()])
+
+    def column(self, name: str, dtype: pl.DataType) -> pl.Series:
+        """Return one column, a value per row."""
+        if name in self.rows.columns:
+            return self.rows[name].cast(dtype)
+        if name in self.heads.columns:
+            return self.heads[name].gather(self.rows["head"])
+        value = self.constants.get(name)
+        return pl.repeat(value, self.rows.height, dtype=dtype, eager=True).alias(name)
 
 
 def conform(frame: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.dialect import Dialect
 from tracekit.enrich import enrich_heads
 from tracekit.frame import REJECTS, empty
+from tracekit.scan import HashTable, Scan, scan
+from tracekit.source import Block
 
 #: Carries the order of records: physical line and place within it.
 PLACE = ("line", "sub")
@@ -34,6 +37,7 @@ class Heads:
         default_factory=lambda: pl.DataFrame(schema={"head": pl.String, "id": pl.UInt32, "valid": pl.Boolean})
     )
     table: pl.DataFrame | None = None
+    hashes: HashTable = field(default_factory=HashTable)
 
     def look_up(self, heads: pl.Series) -> pl.DataFrame:
         """Return ``id`` and ``valid`` for each head; new heads are parsed and remembered, bad ones too."""
@@ -54,6 +58,17 @@ class Heads:
         self.ids = pl.concat([self.ids, pl.DataFrame([new.alias("head"), ids, valid.alias("valid")])])
 
 
+def _join(parts: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
+    """Put a block's rows of one dialect together in printed order; None if there are none."""
+    filled = [p for p in parts if p.height]
+    if not filled:
+        return None
+    if len(filled) == 1:
+        return filled[0]
+    rows = pl.concat(filled, how="diagonal")
+    return rows.with_columns(pl.col("sub").fill_null(0)).sort(PLACE)
+
+
 @dataclass(slots=True)
 class Tally:
     """Counts of one dialect in one stream."""
@@ -63,6 +78,14 @@ class Tally:
     quoted: int = 0
     structure: int = 0
     foreign_tail: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prescan:
+    """The fast lane's findings in a block, and whose records they are."""
+
+    dialect: Dialect
+    scan: Scan
 
 
 @dataclass(slots=True)
@@ -83,25 +106,79 @@ class RecordReader:
     rejects: list[pl.DataFrame] = field(default_factory=list)
     unparsed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def read(self, lines: pl.DataFrame) -> dict[str, pl.DataFrame]:
-        """Read a block of lines (line, text).
+    def prescan(self, block: Block) -> Prescan | None:
+        """Do the part of reading that needs no memory of other blocks, so that threads may do it ahead."""
+        for dialect in self.dialects:
+            marker = dialect.marker.encode()
+            if dialect.plain_number and marker in block.data:
+                return Prescan(dialect, scan(block.data, marker, dialect.cut.encode()))
+        return None
+
+    def read(self, block: Block, prescan: Prescan | None) -> dict[str, pl.DataFrame]:
+        """Read a block of lines.
+
+        Args:
+            block: the lines.
+            prescan: what `prescan` returned for it.
 
         Returns:
-            Per dialect name its rows in printed order: line, sub, pid?, head (id), the declared numbers.
+            Per dialect name its rows in printed order: line, head (id), the declared numbers; and sub (place within
+            the line) and pid where records do not stand alone on their lines.
         """
         rows: dict[str, list[pl.DataFrame]] = {}
-        lines, plain = self._plain_lines(lines)
-        for dialect, frame in plain:
-            rows.setdefault(dialect.name, []).append(frame)
-        for dialect, records in self._glued(lines):
-            rows.setdefault(dialect.name, []).append(self._parse(dialect, records))
+        lines = block.lines() if prescan is None else self._fast_lane(block, prescan, rows)
+        if lines.height:
+            lines, plain = self._plain_lines(lines)
+            for dialect, frame in plain:
+                rows.setdefault(dialect.name, []).append(frame)
+            for dialect, records in self._glued(lines):
+                rows.setdefault(dialect.name, []).append(self._parse(dialect, records))
         found = {}
         for name, parts in rows.items():
-            frame = pl.concat(parts) if len(parts) > 1 else parts[0]
-            if frame.height:
-                self.tallies[name].records += frame.height
-                found[name] = frame if len(parts) == 1 else frame.sort(PLACE)
+            joined = _join(parts)
+            if joined is not None:
+                self.tallies[name].records += joined.height
+                found[name] = joined
         return found
+
+    def _fast_lane(self, block: Block, prescan: Prescan, rows: dict[str, list[pl.DataFrame]]) -> pl.DataFrame:
+        """Take the lines of the commonest form without making strings; return the others."""
+        dialect, found = prescan.dialect, prescan.scan
+        ids, valid = self._ids(dialect, block, found)
+        self.tallies.setdefault(dialect.name, Tally())
+        taken, values = found.rows, found.values
+        if not valid.all():
+            taken, ids, values = taken[valid], ids[valid], values[valid]
+        columns = {
+            "line": (taken + block.first).astype(np.uint32),
+            "head": ids.astype(np.uint32),
+            dialect.fields[0].column: values * dialect.plain_number,
+        }
+        rows[dialect.name] = [pl.DataFrame(columns)]
+        others = np.ones(len(found.starts), np.bool_)
+        others[taken] = False
+        left = np.flatnonzero(others)
+        if len(left) * 4 < len(others):
+            return block.some(left, found.starts, found.ends)
+        return block.lines().filter(pl.Series(others))
+
+    def _ids(self, dialect: Dialect, block: Block, found: Scan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the id of each scanned head and whether it is valid; new heads are parsed."""
+        heads = self._heads(dialect)
+        ids, known = heads.hashes.find(found.hashes)
+        if not known.all():
+            missed = np.flatnonzero(~known)
+            new, first = np.unique(found.hashes[missed], return_index=True)
+            where = missed[first]
+            starts = found.starts[found.rows[where]].tolist()
+            texts = [
+                block.data[start:end].decode("utf-8", "replace")
+                for start, end in zip(starts, found.heads[where].tolist(), strict=True)
+            ]
+            looked = heads.look_up(pl.Series(texts, dtype=pl.String))
+            heads.hashes.add(new, np.where(looked["valid"].to_numpy(), looked["id"].to_numpy().astype(np.int64), -1))
+            ids, _ = heads.hashes.find(found.hashes)
+        return ids, ids >= 0
 
     def _plain_lines(self, lines: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[Dialect, pl.DataFrame]]]:
         """Take the lines that are one whole record from their first byte to their last; return the others too."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import zstandard
 
@@ -63,6 +64,30 @@ class Ledger:
     broken: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines: the number of the first, and their bytes, where every line ends with one ``\\n``."""
+
+    first: int
+    data: bytes
+
+    def lines(self) -> pl.DataFrame:
+        """Return all lines: ``line`` UInt32 (from 1), ``text`` String (without its line end)."""
+        text = self.data[:-1].decode("utf-8", "replace")
+        return self._frame(np.arange(self.data.count(b"\n")), pl.Series([text]).str.split("\n").explode())
+
+    def some(
+        self, rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> pl.DataFrame:
+        """Return some lines, as `lines` does: their indices in the block, and where all lines start and end."""
+        places = zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)
+        texts = [self.data[start:end].decode("utf-8", "replace") for start, end in places]
+        return self._frame(rows, pl.Series(texts, dtype=pl.String))
+
+    def _frame(self, rows: npt.NDArray[np.int64], text: pl.Series) -> pl.DataFrame:
+        return pl.DataFrame([pl.Series("line", (rows + self.first).astype(np.uint32)), text.alias("text")])
+
+
 class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
@@ -76,8 +101,8 @@ class Source:
     #: Called with the number of (packed) bytes read so far, for a progress bar.
     progress: Callable[[int], None] | None = None
 
-    def blocks(self) -> Iterator[pl.DataFrame]:
-        """Yield frames of lines: ``line`` UInt32 (from 1), ``text`` String (without its line end).
+    def blocks(self) -> Iterator["Block"]:
+        """Yield the stream in blocks of whole lines.
 
         Raises:
             UsageError: the file cannot be opened.
@@ -85,14 +110,11 @@ class Source:
         for data in self._cut():
             if b"\r" in data:
                 data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            text = data.removesuffix(b"\n").decode("utf-8", "replace")
-            lines = pl.Series("text", [text]).str.split("\n").explode()
-            first = self.ledger.lines + 1
-            self.ledger.lines += len(lines)
-            yield pl.DataFrame(
-                {"line": np.arange(first, first + len(lines), dtype=np.uint32), "text": lines},
-                nan_to_null=False,
-            )
+            if not data.endswith(b"\n"):
+                data += b"\n"
+            block = Block(self.ledger.lines + 1, data)
+            self.ledger.lines += data.count(b"\n")
+            yield block
 
     def _cut(self) -> Iterator[bytes]:
         """Yield blocks of bytes that end at a line end (the last may not)."""
