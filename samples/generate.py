@@ -41,21 +41,21 @@ def spread(total: int, weights: Sequence[float], least: int = 1) -> list[int]:
 
 def fit(weights: Sequence[Sequence[float]], rows: Sequence[int], columns: Sequence[int]) -> list[list[int]]:
     """Return an integer matrix like `weights` with exactly these row and column sums."""
-    cells = [list(r) for r in weights]
+    cells: list[list[float]] = [list(r) for r in weights]
     for _ in range(200):
         for r, target in zip(cells, rows, strict=True):
             scale = target / sum(r)
             r[:] = [x * scale for x in r]
         for j, target in enumerate(columns):
-            scale = target / sum(r[j] for r in cells)
+            share = target / sum(r[j] for r in cells)
             for r in cells:
-                r[j] *= scale
+                r[j] *= share
     whole = [[math.floor(x) for x in r] for r in cells]
     short = [target - sum(r[j] for r in whole) for j, target in enumerate(columns)]
-    for r, target in zip(whole, rows, strict=True):
-        for j in sorted(range(len(r)), key=lambda j: -r[j]):
-            add = max(0, min(target - sum(r), short[j]))
-            r[j] += add
+    for row, target in zip(whole, rows, strict=True):
+        for j in sorted(range(len(row)), key=lambda j: -row[j]):
+            add = max(0, min(target - sum(row), short[j]))
+            row[j] += add
             short[j] -= add
     return whole
 
