@@ -237,7 +237,7 @@ class RecordReader:
         rest = rest.filter(~accepted)
         if rest.height:
             self._refuse(dialect, tally, rest)
-        return pl.concat([rows, slow]).sort(PLACE) if slow.height else rows
+        return pl.concat([rows, slow], how="diagonal").sort(PLACE) if slow.height else rows
 
     def _fast(self, dialect: Dialect, records: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
         """Split at the first cut; take what has a known or new valid head and nothing but numbers behind."""
@@ -274,13 +274,8 @@ class RecordReader:
     def _numbers(dialect: Dialect, tail: pl.Series) -> pl.DataFrame:
         """Read the text behind the cut; null numbers where anything but the declared ones stands there."""
         first = dialect.fields[0]
-        if len(dialect.fields) == 1 and first.unit == "us" and not dialect.trailing:
+        if dialect.plain_number and tail.str.contains(r"^\d+$").all():
             return tail.to_frame("tail").select(first.value(pl.col("tail")).alias(first.column))
-        if len(dialect.fields) == 1 and first.unit == "us":
-            plain = tail.to_frame("tail").select(first.value(pl.col("tail")).alias(first.column))
-            if not plain.to_series().null_count():
-                blank = [pl.lit(None, dtype=pl.Int64).alias(f.column) for f in dialect.trailing]
-                return plain.with_columns(blank)
         groups = tail.str.extract_groups("^" + dialect.tail_regex).struct.unnest()
         numbers = RecordReader._values(dialect, groups)
         clean = (groups["rest"] == "") & ~tail.str.contains(dialect.cut, literal=True)
