@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engines", action="store_true", help="also run the tests that need a real engine installed")
+    parser.addoption("--update-golden", action="store_true", help="write the golden answers beside the samples")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

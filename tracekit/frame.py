@@ -11,79 +11,97 @@ import polars as pl
 
 from tracekit.errors import UsageError
 
+#: A column: its name, its type, what it holds.
+Column = tuple[str, pl.DataType, str]
+
 #: One row per timed occurrence, in printed order within a stream.
-EVENTS: dict[str, pl.DataType] = {
-    "dialect": pl.Categorical(),  # who printed it: ggml-sycl, llm-scaler, vllm-xpu
-    "stream": pl.Categorical(),  # the log, by its path
-    "line": pl.UInt32(),  # physical line in it, from 1
-    "seq": pl.UInt64(),  # order within the stream (records that are glued share a line)
-    "run": pl.UInt16(),  # several runs appended to one log are told apart
-    "worker": pl.Categorical(),  # display name of the process
-    "rank": pl.Int32(),  # as printed in the record; null where it is not a number
-    "pid": pl.Int32(),  # from the line's prefix or the record
-    "device": pl.Int16(),  # as printed
-    "op": pl.Categorical(),  # operation, kernel or region, normalised
-    "name": pl.Categorical(),  # the full name as printed
-    "category": pl.Categorical(),  # see tracekit/rules/categories.toml
-    "layer": pl.Int16(),
-    "layer_inferred": pl.Boolean(),  # filled in from the neighbours of one pass, not printed
-    "shape": pl.Categorical(),  # as printed
-    "tokens": pl.Int32(),  # rows in the batch
-    "phase": pl.Categorical(),  # prefill, decode, mixed
-    "step": pl.Int32(),  # index of the model pass within worker and run
-    "call": pl.UInt32(),  # ordinal as printed (count=)
-    "kind": pl.Categorical(),  # event, or sample (one printed of every N: never summed)
-    "clock": pl.Categorical(),  # host-wait, host-enqueue, host-sync-unknown, backlog, device
-    "start_ns": pl.Int64(),  # printed by the instrument
-    "arrival_ns": pl.Int64(),  # stamped by `tracekit run`
-    "dur_ns": pl.Int64(),  # as printed
-    "self_ns": pl.Int64(),  # without the regions nested inside
-    "depth": pl.UInt8(),  # nesting: 0 is outermost; children stand before their parent
-    "recovered": pl.Boolean(),  # rebuilt from torn text
-}
+EVENT_COLUMNS: tuple[Column, ...] = (
+    ("dialect", pl.Categorical(), "who printed it: ggml-sycl, llm-scaler, vllm-xpu"),
+    ("stream", pl.Categorical(), "the log, by its path"),
+    ("line", pl.UInt32(), "physical line in it, from 1"),
+    ("seq", pl.UInt64(), "order within the stream (records that are glued share a line)"),
+    ("run", pl.UInt16(), "several runs appended to one log are told apart"),
+    ("worker", pl.Categorical(), "display name of the process"),
+    ("rank", pl.Int32(), "as printed in the record; null where it is not a number"),
+    ("pid", pl.Int32(), "from the line's prefix or the record"),
+    ("device", pl.Int16(), "as printed"),
+    ("op", pl.Categorical(), "operation, kernel or region, normalised"),
+    ("name", pl.Categorical(), "the full name as printed"),
+    ("category", pl.Categorical(), "see tracekit/rules/categories.toml"),
+    ("layer", pl.Int16(), "from the name, by tracekit/rules/layers.toml"),
+    ("layer_inferred", pl.Boolean(), "filled in from the neighbours of one pass, not printed"),
+    ("shape", pl.Categorical(), "as printed"),
+    ("tokens", pl.Int32(), "rows in the batch"),
+    ("phase", pl.Categorical(), "prefill, decode, mixed"),
+    ("step", pl.Int32(), "index of the model pass within worker and run"),
+    ("call", pl.UInt32(), "ordinal as printed (count=)"),
+    ("kind", pl.Categorical(), "event, or sample (one printed of every N: never summed)"),
+    ("clock", pl.Categorical(), "host-wait, host-enqueue, host-sync-unknown, backlog, device"),
+    ("start_ns", pl.Int64(), "printed by the instrument"),
+    ("arrival_ns", pl.Int64(), "stamped by `tracekit run`"),
+    ("dur_ns", pl.Int64(), "as printed"),
+    ("self_ns", pl.Int64(), "without the regions nested inside"),
+    ("depth", pl.UInt8(), "nesting: 0 is outermost; children stand before their parent"),
+    ("recovered", pl.Boolean(), "rebuilt from torn text"),
+)
+
+_SUMMARY_SHARED = (
+    "dialect", "stream", "line", "seq", "run", "worker", "rank", "pid", "device",
+    "op", "name", "category", "layer", "shape", "tokens", "phase", "step", "clock",
+)  # fmt: skip
 
 #: Rows that were printed as aggregates; of cumulative snapshots only the last per process.
-SUMMARIES: dict[str, pl.DataType] = {
-    **{c: EVENTS[c] for c in ("dialect", "stream", "line", "seq", "run", "worker", "rank", "pid", "device")},
-    **{c: EVENTS[c] for c in ("op", "name", "category", "layer", "shape", "tokens", "phase", "step", "clock")},
-    "calls": pl.UInt64(),
-    "total_ns": pl.Int64(),
-    "mean_ns": pl.Int64(),
-    "min_ns": pl.Int64(),
-    "max_ns": pl.Int64(),
-}
+SUMMARY_COLUMNS: tuple[Column, ...] = (
+    *(c for c in EVENT_COLUMNS if c[0] in _SUMMARY_SHARED),
+    ("calls", pl.UInt64(), "calls that the row sums"),
+    ("total_ns", pl.Int64(), "as printed"),
+    ("mean_ns", pl.Int64(), "as printed"),
+    ("min_ns", pl.Int64(), "as printed"),
+    ("max_ns", pl.Int64(), "as printed"),
+)
 
 #: Records that opened with a marker and could not be read.
-REJECTS: dict[str, pl.DataType] = {
-    "stream": pl.Categorical(),
-    "line": pl.UInt32(),
-    "dialect": pl.Categorical(),
-    "reason": pl.Categorical(),
-    "text": pl.String(),  # at most 80 characters
-}
+REJECT_COLUMNS: tuple[Column, ...] = (
+    ("stream", pl.Categorical(), "the log, by its path"),
+    ("line", pl.UInt32(), "physical line, from 1"),
+    ("dialect", pl.Categorical(), "who printed it: ggml-sycl, llm-scaler, vllm-xpu"),
+    ("reason", pl.Categorical(), "what the record lacks"),
+    ("text", pl.String(), "at most 80 characters"),
+)
 
 #: What was read and what was not, per stream and dialect.
-COVERAGE: dict[str, pl.DataType] = {
-    "stream": pl.Categorical(),
-    "dialect": pl.Categorical(),
-    "lines": pl.UInt64(),  # physical lines of the stream
-    "records": pl.UInt64(),  # read whole
-    "recovered": pl.UInt64(),
-    "rejected": pl.UInt64(),
-    "quoted": pl.UInt64(),  # markers in prose or in quoted source
-    "frame_lines": pl.UInt64(),  # markers that only open or close a block
-}
+COVERAGE_COLUMNS: tuple[Column, ...] = (
+    ("stream", pl.Categorical(), "the log, by its path"),
+    ("dialect", pl.Categorical(), "who printed it: ggml-sycl, llm-scaler, vllm-xpu"),
+    ("lines", pl.UInt64(), "physical lines of the stream"),
+    ("records", pl.UInt64(), "read whole"),
+    ("recovered", pl.UInt64(), "rebuilt from torn text"),
+    ("rejected", pl.UInt64(), "have the marker and not the grammar"),
+    ("quoted", pl.UInt64(), "markers in prose or in quoted source"),
+    ("frame_lines", pl.UInt64(), "markers that only open or close a block"),
+)
 
-#: Faults (something is lost or disagrees) and notes, each with how often.
-FINDINGS: dict[str, pl.DataType] = {
-    "severity": pl.Categorical(),  # fault, note
-    "code": pl.String(),  # stable name of the finding
-    "stream": pl.Categorical(),
-    "dialect": pl.Categorical(),
-    "line": pl.UInt32(),  # the first place, where there is one
-    "count": pl.UInt64(),
-    "message": pl.String(),
-}
+#: Faults (something is lost or disagrees) and notes.
+FINDING_COLUMNS: tuple[Column, ...] = (
+    ("severity", pl.Categorical(), "fault, note"),
+    ("code", pl.String(), "stable name of the finding"),
+    ("stream", pl.Categorical(), "the log, by its path"),
+    ("dialect", pl.Categorical(), "who printed it: ggml-sycl, llm-scaler, vllm-xpu"),
+    ("line", pl.UInt32(), "the first place, where there is one"),
+    ("count", pl.UInt64(), "how often"),
+    ("message", pl.String(), "for people: what, and what it means"),
+)
+
+
+def _schema(columns: tuple[Column, ...]) -> dict[str, pl.DataType]:
+    return {name: dtype for name, dtype, _ in columns}
+
+
+EVENTS = _schema(EVENT_COLUMNS)
+SUMMARIES = _schema(SUMMARY_COLUMNS)
+REJECTS = _schema(REJECT_COLUMNS)
+COVERAGE = _schema(COVERAGE_COLUMNS)
+FINDINGS = _schema(FINDING_COLUMNS)
 
 
 def empty(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
