@@ -40,7 +40,7 @@ NUMBERS: dict[str, pl.DataType] = {
 }
 
 _PARTIAL_ROWS = 1 << 19
-_LABEL = ("stream", "worker", "name")
+_LABEL = ("stream", "worker", "run", "name")
 
 
 class Readable(Protocol):
@@ -151,7 +151,7 @@ def _pattern(value: str) -> str:
 
 def _count(run: Readable, by: tuple[str, ...], only: pl.Expr) -> pl.DataFrame:
     """Count rows per group and duration: the one pass over the events."""
-    keys = list(dict.fromkeys((*by, "dialect", "clock", "kind", "category", "worker", "stream")))
+    keys = list(dict.fromkeys((*by, "dialect", "clock", "kind", "category", "worker", "stream", "run")))
     parts: list[pl.DataFrame] = []
     height = 0
     for batch in run.packed():
@@ -240,7 +240,7 @@ def _in_order(names: pl.Series) -> tuple[str, ...]:
 
 
 def _choose(counts: pl.DataFrame, summaries: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Decide per label (stream, worker, name) what it rests on.
+    """Decide per label (stream, worker, run, name) what it rests on.
 
     Returns:
         The labels whose events are complete or have no rival, and the others with their ``basis``.
@@ -271,7 +271,7 @@ def _choose(counts: pl.DataFrame, summaries: pl.DataFrame) -> tuple[pl.DataFrame
 def _labels(by: tuple[str, ...], counts: pl.DataFrame, summaries: pl.DataFrame, labels: pl.DataFrame) -> pl.DataFrame:
     """Return one row per label that rests on its summary or on samples.
 
-    Columns: the groups, stream, worker, name, category, basis, calls, samples, total_ns, self_ns (null where the
+    Columns: the groups, stream, worker, run, name, category, basis, calls, samples, total_ns, self_ns (null where the
     hierarchy does not tell), cost_ns, mean_ns, p50_ns, p95_ns, max_ns.
     """
     keep = list(dict.fromkeys((*by, *_LABEL, "category")))

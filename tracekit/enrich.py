@@ -161,29 +161,34 @@ def _depth(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return depth
 
 
-def kinds(rows: pl.DataFrame) -> pl.Series:
-    """Tell events from samples, per ``head``, by the ordinals printed (``call``).
+def ordinals(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add what the printed ordinals (``call``) tell of each row: ``kind``, ``run``, ``repeated``.
 
-    Samples are one call of every N: all ordinals are multiples of a constant stride above one. A label with a
-    single line whose ordinal is above one cannot be whole either. Other gaps are lost lines, not samples.
+    Samples are one call of every N: all ordinals of a label are multiples of a constant stride above one. A label
+    with a single line whose ordinal is above one cannot be whole either. Other gaps are lost lines, not samples.
+    A new run begins where a label begins again at its first ordinal; an ordinal that is not above the one before
+    and begins no run is repeated.
 
     Args:
-        rows: columns head, call (nullable), in printed order.
-
-    Returns:
-        ``event`` or ``sample`` per row.
+        rows: columns head, process, call, in printed order.
     """
     gap = pl.col("call").diff()
+    up = gap.filter(gap > 0)
     stride = (
         pl.when(pl.len() == 1)
         .then(pl.col("call").first())
-        .when((gap.min() == gap.max()) & (pl.col("call").first() == gap.min()))
-        .then(gap.min())
+        .when((up.min() == up.max()) & (pl.col("call").first() == up.min()))
+        .then(up.min())
         .otherwise(1)
-    ).over("head")
-    return rows.select(
-        pl.when(stride.fill_null(1) > 1).then(pl.lit("sample")).otherwise(pl.lit("event")).alias("kind")
-    ).to_series()
+    )
+    back = (gap <= 0).fill_null(value=False)
+    rows = rows.with_columns(
+        pl.when(stride.over("head").fill_null(1) > 1).then(pl.lit("sample")).otherwise(pl.lit("event")).alias("kind"),
+        (back & (pl.col("call") == pl.col("call").first())).cum_sum().over("head").alias("run"),
+        (back & (pl.col("call") != pl.col("call").first())).over("head").alias("repeated"),
+    )
+    # A label that is missing in one run does not fall behind the others of its process.
+    return rows.with_columns(pl.col("run").cum_max().over("process").cast(pl.UInt16))
 
 
 def label_self_ns(rows: pl.DataFrame) -> pl.DataFrame:
@@ -194,13 +199,13 @@ def label_self_ns(rows: pl.DataFrame) -> pl.DataFrame:
     time is known.
 
     Args:
-        rows: columns stream, worker, name, category, total_ns; one row per label and process.
+        rows: columns stream, worker, run, name, category, total_ns; one row per label and process.
 
     Returns:
         The rows with ``self_ns`` (null: not known) and ``cost_ns``, whose sum over cost rows is the time of the
         outermost regions.
     """
-    parts = [_label_self_ns(part) for _, part in rows.group_by("stream", "worker", maintain_order=True)]
+    parts = [_label_self_ns(part) for _, part in rows.group_by("stream", "worker", "run", maintain_order=True)]
     if parts:
         return pl.concat(parts)
     none = pl.lit(None, dtype=pl.Int64)

@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from tracekit import rules, source
+from tracekit import checks, rules, source
 from tracekit.dialect import Dialect
-from tracekit.enrich import kinds, nest, region_classes
+from tracekit.enrich import nest, ordinals, region_classes
 from tracekit.errors import NothingRecognisedError, UsageError
 from tracekit.frame import COVERAGE, EVENTS, FINDINGS, REJECTS, SUMMARIES, Batch, conform, empty
 from tracekit.parsers import catalogue
@@ -283,6 +283,8 @@ class _LogReading:
     reader: RecordReader = field(init=False)
     held: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
     summaries: pl.DataFrame = field(default_factory=lambda: empty(SUMMARIES))
+    labels: list[pl.DataFrame] = field(default_factory=list)
+    checked: list[tuple[str, checks.Finding]] = field(default_factory=list)
     rows: int = 0
 
     def __post_init__(self) -> None:
@@ -310,37 +312,80 @@ class _LogReading:
         return found
 
     def _events(self, found: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-        """Finish a whole stream: put summaries aside, find what nests."""
+        """Finish a whole stream: find what nests, put summaries aside, compare both."""
         by_name = {d.name: d for d in self.dialects}
-        events = {}
+        events, sums = {}, {}
         for name, rows in found.items():
             dialect = by_name[name]
+            if dialect.process == "process":
+                rows = rows.with_columns(self._head(name, "process").gather(rows["head"]).alias("process"))
             if dialect.kind == "summary":
-                self.summaries = pl.concat([self.summaries, self._summaries(dialect, rows)])
-            elif dialect.process == "process":
+                sums[name] = rows
+            elif "call" in rows.columns:
                 events[name] = self._regions(name, rows)
             else:
                 events[name] = rows
+        for name, rows in sums.items():
+            family = [r for n, r in events.items() if by_name[n].family == by_name[name].family]
+            self._summarise(by_name[name], rows, family)
         return events
 
-    def _regions(self, name: str, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add kind, depth and self time: regions nest within a process, and samples do not nest."""
+    def _head(self, name: str, column: str) -> pl.Series:
         heads = self.reader.heads[name].table
         assert heads is not None
-        rows = rows.with_columns(kinds(rows), heads["process"].gather(rows["head"]).alias("process"))
-        classes = region_classes(heads["name"])[rows["head"].to_numpy()]
+        return heads[column]
+
+    def _regions(self, name: str, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add kind, run, depth and self time: regions nest within a process's run, and samples do not nest."""
+        rows = ordinals(rows)
+        classes = region_classes(self._head(name, "name"))[rows["head"].to_numpy()]
         dur_ns = rows["dur_ns"].to_numpy()
         depth = np.zeros(rows.height, np.uint8)
         self_ns = dur_ns.copy()
         is_event = (rows["kind"] == "event").to_numpy()
-        process = rows["process"].to_physical().to_numpy()
+        process = rows.select(pl.struct("process", "run").rank("dense")).to_series().to_numpy()
         for one in np.unique(process):
             mine = np.flatnonzero((process == one) & is_event)
             nesting = nest(classes[mine], dur_ns[mine])
             depth[mine], self_ns[mine] = nesting.depth, nesting.self_ns
-        return rows.with_columns(pl.Series("depth", depth), pl.Series("self_ns", self_ns)).with_columns(
-            pl.when(pl.col("kind") == "event").then("self_ns").alias("self_ns")
+        self._check_ordinals(name, rows)
+        return rows.drop("repeated").with_columns(
+            pl.Series("depth", depth), pl.Series("self_ns", pl.Series(self_ns).set(~pl.Series(is_event), None))
         )
+
+    def _check_ordinals(self, name: str, rows: pl.DataFrame) -> None:
+        labels = rows.group_by("process", "run", "head", maintain_order=True).agg(
+            pl.col("kind").first(),
+            pl.len().alias("n"),
+            pl.col("call").min().alias("first_call"),
+            pl.col("call").max(),
+            pl.col("repeated").sum(),
+            pl.col("line").min(),
+            pl.col("dur_ns").sum().alias("total_ns"),
+        )
+        text = self._head(name, "name").gather(labels["head"]).alias("name")
+        rank = self._head(name, "rank").gather(labels["head"]).alias("rank")
+        labels = labels.with_columns(text, rank).with_columns(
+            pl.concat_str(pl.lit("rank "), pl.col("process"), pl.lit(" "), pl.col("name")).alias("label")
+        )
+        self.labels.append(labels)
+        self.checked += [(name, f) for f in (*checks.ordinals(labels), *checks.peers(labels))]
+
+    def _summarise(self, dialect: Dialect, rows: pl.DataFrame, events: Sequence[pl.DataFrame]) -> None:
+        """Keep the last row of each process, run and label: printed aggregates are cumulative."""
+        if events:
+            # A summary belongs to the run whose lines stand before it.
+            before = pl.concat([e.select("process", "line", "run") for e in events]).sort("line")
+            rows = rows.sort("line").join_asof(before, on="line", by="process", check_sortedness=False)
+            rows = rows.with_columns(pl.col("run").fill_null(0))
+        else:
+            rows = rows.with_columns(pl.int_range(pl.len()).over("head").cast(pl.UInt16).alias("run"))
+        last = rows.group_by("run", "head", maintain_order=True).last()
+        last = last.with_columns(pl.Series("seq", np.arange(last.height, dtype=np.uint64)))
+        self.summaries = pl.concat([self.summaries, self._batch(dialect, last).frame(SUMMARIES)])
+        for labels in self.labels:
+            name = self._head(dialect.name, "name").gather(last["head"]).alias("name")
+            self.checked += [(dialect.name, f) for f in checks.summaries(labels, last.with_columns(name))]
 
     def _packed(self, found: dict[str, pl.DataFrame]) -> list[Batch]:
         """Number rows in printed order over all dialects, and pack them."""
@@ -401,12 +446,6 @@ class _LogReading:
             name = pl.when(text.str.starts_with("pid")).then(text).otherwise(pl.concat_str(pl.lit("rank "), text))
         return pl.concat_str(pl.lit(self.stream.worker + " "), name) if self.several else name
 
-    def _summaries(self, dialect: Dialect, rows: pl.DataFrame) -> pl.DataFrame:
-        """Keep the last row of each process and label: printed aggregates are cumulative."""
-        last = rows.group_by("head", maintain_order=True).last()
-        last = last.with_columns(pl.Series("seq", np.arange(last.height, dtype=np.uint64)))
-        return self._batch(dialect, last).frame(SUMMARIES)
-
     def outcome(self) -> Outcome:
         ledger, reader = self.source.ledger, self.reader
         rejects = reader.rejected().with_columns(pl.lit(self.stream.path).cast(pl.Categorical()).alias("stream"))
@@ -452,6 +491,8 @@ class _LogReading:
             if tally.foreign_tail:
                 what = "records with other text behind them on their line: read up to it"
                 yield _finding("note", "text-behind", path, name, 0, tally.foreign_tail, what)
+        for name, check in self.checked:
+            yield _finding(check.severity, check.code, path, name, check.line, check.count, check.message)
         meanings = {m.text: m.meaning for m in rules.markers()}
         for marker, (count, line) in reader.unparsed.items():
             what = f"lines with {marker}, which no dialect reads yet ({meanings[marker]})"

@@ -1,0 +1,109 @@
+"""What does not add up in a log: lost and repeated lines, summaries that disagree with their events, short ranks.
+
+Each check takes whole columns and returns findings; nothing is repaired here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+#: A total that is printed with six decimals of a millisecond is rounded to a nanosecond, and so is each event.
+_ROUNDING_NS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault (something is lost or disagrees) or a note, and how often; `line` is the first place, 0 if none."""
+
+    severity: str
+    code: str
+    message: str
+    count: int = 1
+    line: int = 0
+
+
+def ordinals(labels: pl.DataFrame) -> Iterator[Finding]:
+    """Check the ordinals (``count=``) of each label.
+
+    Args:
+        labels: one row per process, label and run: ``label`` (for people), ``kind``, ``n``, ``first_call``,
+            ``call`` (the highest), ``repeated`` (lines whose ordinal is not above the one before), ``line``.
+    """
+    events = labels.filter((pl.col("kind") == "event") & pl.col("call").is_not_null())
+    lost = events.with_columns(missing=pl.col("call").cast(pl.Int64) - pl.col("n").cast(pl.Int64) + pl.col("repeated"))
+    lost = lost.filter(pl.col("missing") > 0)
+    if lost.height:
+        row = lost.sort("missing", descending=True).row(0, named=True)
+        message = (
+            f"calls whose line is missing, by the ordinals printed; most of {row['label']}: "
+            f"{row['n']} lines up to count={row['call']}"
+        )
+        yield Finding("fault", "lost-lines", message, int(lost["missing"].sum()), row["line"])
+    again = labels.filter(pl.col("repeated") > 0)
+    if again.height:
+        row = again.sort("line").row(0, named=True)
+        message = (
+            f"lines whose ordinal was printed before (a repeated block, or two processes that print one rank); "
+            f"first of {row['label']}"
+        )
+        yield Finding("fault", "repeated-lines", message, int(again["repeated"].sum()), row["line"])
+
+
+def summaries(labels: pl.DataFrame, sums: pl.DataFrame) -> Iterator[Finding]:
+    """Compare what the engine summed with the events of the same process and label.
+
+    Args:
+        labels: as in `ordinals`, with ``process``, ``run``, ``name``, ``total_ns``.
+        sums: ``process``, ``run``, ``name``, ``calls``, ``total_ns``, ``line``.
+    """
+    both = labels.join(sums, on=["process", "run", "name"], suffix="_sum")
+    events = both.filter(pl.col("kind") == "event")
+    calls = events.filter(pl.col("calls") != pl.col("call"))
+    if calls.height:
+        row = calls.sort("line_sum").row(0, named=True)
+        message = (
+            f"labels whose summary counts other calls than were printed: {row['label']}: "
+            f"{row['calls']} in the summary, {row['call']} printed"
+        )
+        yield Finding("fault", "summary-calls-disagree", message, calls.height, row["line_sum"])
+    off = (pl.col("total_ns") - pl.col("total_ns_sum")).abs()
+    whole = events.filter((pl.col("calls") == pl.col("n")) & (off > pl.col("n") * _ROUNDING_NS + 1))
+    if whole.height:
+        row = whole.sort("line_sum").row(0, named=True)
+        message = (
+            f"labels whose summary has another total than their events: {row['label']}: "
+            f"{row['total_ns_sum'] / 1e6:.6f} ms in the summary, {row['total_ns'] / 1e6:.6f} ms printed"
+        )
+        yield Finding("fault", "summary-time-disagrees", message, whole.height, row["line_sum"])
+    sampled = both.filter((pl.col("kind") == "sample") & (pl.col("calls") < pl.col("call")))
+    if sampled.height:
+        row = sampled.row(0, named=True)
+        message = (
+            f"labels whose summary counts fewer calls than a sample's ordinal: {row['label']}: "
+            f"{row['calls']} in the summary, count={row['call']} printed"
+        )
+        yield Finding("fault", "summary-calls-disagree", message, sampled.height, row["line_sum"])
+
+
+def peers(labels: pl.DataFrame) -> Iterator[Finding]:
+    """Compare ranks: what several print, all should have printed equally often.
+
+    Args:
+        labels: as in `ordinals`, with ``rank`` (null for processes that print none), ``name``, ``call``.
+    """
+    ranks = labels.filter(pl.col("rank").is_not_null() & pl.col("call").is_not_null())
+    spread = ranks.group_by("name").agg(
+        pl.col("call").min().alias("least"),
+        pl.col("call").max().alias("most"),
+        pl.col("rank").sort_by("call").first(),
+        pl.col("line").min(),
+    )
+    short = spread.filter(pl.col("least") < pl.col("most"))
+    if short.height:
+        row = short.sort("line").row(0, named=True)
+        message = (
+            f"labels that a rank printed less often than its peers: {row['name']}: rank {row['rank']} has "
+            f"{row['least']} calls, another has {row['most']}"
+        )
+        yield Finding("fault", "rank-falls-short", message, short.height, row["line"])
