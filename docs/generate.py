@@ -63,6 +63,7 @@ def frame_page() -> str:
     pages = {
         "events": ("One row per timed occurrence, in printed order within a stream.", frame.EVENT_COLUMNS),
         "summaries": ("Rows that were printed as aggregates.", frame.SUMMARY_COLUMNS),
+        "steps": ("One row per model pass or engine step.", frame.STEP_COLUMNS),
         "rejects": ("Records that opened with a marker and could not be read.", frame.REJECT_COLUMNS),
         "coverage": ("What was read, per stream and dialect.", frame.COVERAGE_COLUMNS),
         "findings": ("Faults (something is lost or disagrees) and notes.", frame.FINDING_COLUMNS),

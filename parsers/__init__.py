@@ -4,13 +4,15 @@ from importlib.metadata import entry_points
 
 from tracekit.dialect import Dialect
 from tracekit.errors import TracekitError
-from tracekit.parsers import ggml_sycl, llm_scaler, vllm_xpu
+from tracekit.parsers import ggml_sycl, llm_scaler, vllm_step, vllm_xpu
 
 DIALECTS: tuple[Dialect, ...] = (
     ggml_sycl.DIALECT,
     llm_scaler.DIALECT,
     vllm_xpu.EVENTS,
     vllm_xpu.SUMMARY,
+    vllm_step.STEP,
+    vllm_step.ENGINE,
 )
 
 

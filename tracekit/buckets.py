@@ -251,16 +251,20 @@ def _choose(counts: pl.DataFrame, summaries: pl.DataFrame) -> tuple[pl.DataFrame
         pl.col("first_call").min(),
         (pl.col("kind").cast(pl.String) == "sample").any().alias("sampled"),
     )
-    rivals = summaries.select(*_LABEL, pl.lit(value=True).alias("summarised")).unique(_LABEL)
+    rivals = summaries.group_by(_LABEL).agg(
+        pl.col("step").is_null().any().alias("summarised"), pl.lit(value=True).alias("stepped")
+    )
     known = seen.join(rivals, on=_LABEL, how="full", coalesce=True, nulls_equal=True).with_columns(
-        pl.col("sampled", "summarised").fill_null(value=False)
+        pl.col("sampled", "summarised", "stepped").fill_null(value=False)
     )
     whole = pl.col("call").is_null() | ((pl.col("first_call") == 1) & (pl.col("n") == pl.col("call")))
     basis = (
-        pl.when(pl.col("n").is_not_null() & ~pl.col("sampled") & (whole | ~pl.col("summarised")))
+        pl.when(pl.col("n").is_not_null() & ~pl.col("sampled") & (whole | ~pl.col("stepped")))
         .then(pl.lit("events"))
         .when("summarised")
         .then(pl.lit("summary"))
+        .when("stepped")
+        .then(pl.lit("steps"))
         .otherwise(pl.lit("sampled"))
     )
     known = known.with_columns(basis.alias("basis"))
@@ -274,18 +278,24 @@ def _labels(by: tuple[str, ...], counts: pl.DataFrame, summaries: pl.DataFrame, 
     Columns: the groups, stream, worker, run, name, category, basis, calls, samples, total_ns, self_ns (null where the
     hierarchy does not tell), cost_ns, mean_ns, p50_ns, p95_ns, max_ns.
     """
-    keep = list(dict.fromkeys((*by, *_LABEL, "category")))
+    keep = list(dict.fromkeys((*by, *_LABEL, "step", "category")))
     sampled = labels.filter(pl.col("basis") == "sampled")
+    counts = (
+        counts if "step" in counts.columns else counts.with_columns(pl.lit(None, dtype=EVENTS["step"]).alias("step"))
+    )
     sizes = _stats(counts.join(sampled, on=_LABEL, how="semi", nulls_equal=True), keep)
     sizes = sizes.with_columns(
         pl.col("calls").alias("samples"),
         pl.coalesce(pl.col("call"), pl.col("calls")).cast(pl.UInt64).alias("calls"),
     ).with_columns((pl.col("calls") * pl.col("exact_mean")).round().cast(pl.Int64).alias("total_ns"))
-    sums = summaries.join(labels.filter(pl.col("basis") == "summary"), on=_LABEL, how="semi", nulls_equal=True)
+    sums = summaries.join(labels, on=_LABEL, nulls_equal=True).filter(
+        ((pl.col("basis") == "summary") & pl.col("step").is_null())
+        | ((pl.col("basis") == "steps") & pl.col("step").is_not_null())
+    )
     absent = [pl.lit(None, dtype=pl.Int64).alias(c) for c in ("p50_ns", "p95_ns")]
     sums = sums.select(
         *(pl.col(c) if c in sums.columns else pl.lit(None, dtype=EVENTS[c]).alias(c) for c in keep),
-        pl.lit("summary").alias("basis"),
+        "basis",
         "calls",
         pl.lit(None, dtype=pl.UInt64).alias("samples"),
         "total_ns",
@@ -395,6 +405,8 @@ def natural(column: str) -> pl.Expr:
 
 def _notes(estimated: pl.DataFrame, frame: pl.DataFrame) -> Iterator[str]:
     bases = set(estimated["basis"].to_list())
+    if "steps" in bases:
+        yield "rows of basis 'steps' cover the steps that were printed, not the whole run"
     if "sampled" in bases:
         yield (
             "sampled rows hold one call of every N: calls is the highest ordinal printed, totals are estimated "

@@ -17,7 +17,7 @@ from typing import Literal
 import polars as pl
 
 Unit = Literal["us", "ms", "ns", "count", "int"]
-Kind = Literal["event", "summary"]
+Kind = Literal["event", "summary", "step"]
 
 #: How a number of each unit is printed. Six decimals stand in ``%.6f`` and nothing else can follow them.
 _NUMBER: Mapping[Unit, str] = {
@@ -96,6 +96,8 @@ class Dialect:
     switch: str = ""
     meaning: str = ""
     sample: str = ""
+    #: Unpacks records whose body is JSON: a frame of records (line, sub, pid, text) to rows and steps.
+    unpack: "Callable[[pl.DataFrame], Unpacked] | None" = None
     #: Rebuilds records from torn text: a frame of lines (line, text) to events and rejects.
     recover: "Callable[[pl.DataFrame], Recovered | None] | None" = None
 
@@ -132,3 +134,19 @@ class Recovered:
 
     events: pl.DataFrame
     rejects: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What records with a JSON body hold.
+
+    Attributes:
+        rows: aggregates of a step: line, sub, pid, text (the head, in the form that `Dialect.head` reads), step,
+            calls, total_ns, mean_ns, max_ns.
+        steps: columns of `frame.STEPS` that are known, and ``process``.
+        read: per record, whether its body could be read.
+    """
+
+    rows: pl.DataFrame
+    steps: pl.DataFrame
+    read: pl.Series

@@ -199,13 +199,15 @@ def label_self_ns(rows: pl.DataFrame) -> pl.DataFrame:
     time is known.
 
     Args:
-        rows: columns stream, worker, run, name, category, total_ns; one row per label and process.
+        rows: columns stream, worker, run, step (may be left out), name, category, total_ns; one row per label,
+            process and step.
 
     Returns:
         The rows with ``self_ns`` (null: not known) and ``cost_ns``, whose sum over cost rows is the time of the
         outermost regions.
     """
-    parts = [_label_self_ns(part) for _, part in rows.group_by("stream", "worker", "run", maintain_order=True)]
+    whole = ["stream", "worker", "run", *(["step"] if "step" in rows.columns else [])]
+    parts = [_label_self_ns(part) for _, part in rows.group_by(whole, maintain_order=True)]
     if parts:
         return pl.concat(parts)
     none = pl.lit(None, dtype=pl.Int64)
@@ -268,6 +270,9 @@ def _label_parents(classes: list[int], total: list[int]) -> list[set[int]]:
             beside = [h for h in possible if names[h] in regions[classes[i]].inside]
             if any(total[row] + total[i] > total[h] for h in beside):
                 possible = {i}
+        if regions[cls].anywhere:
+            result.append(possible)
+            continue
         # Innermost: those that do not hold another possible holder.
         result.append({h for h in possible if not any(names[h] in regions[classes[o]].inside for o in possible)})
     return result

@@ -60,6 +60,19 @@ SUMMARY_COLUMNS: tuple[Column, ...] = (
     ("max_ns", pl.Int64(), "as printed"),
 )
 
+#: One row per model pass (or engine step).
+STEP_COLUMNS: tuple[Column, ...] = (
+    *(c for c in EVENT_COLUMNS if c[0] in ("dialect", "stream", "line", "run", "worker", "rank")),
+    ("step", pl.Int32(), "index of the pass within worker and run, or the number that was printed"),
+    ("phase", pl.Categorical(), "prefill, decode, mixed"),
+    ("tokens", pl.Int32(), "rows in the batch"),
+    ("dur_ns", pl.Int64(), "time of the pass: of its outermost regions or operations, waits left out"),
+    ("unaccounted_ns", pl.Int64(), "time of the step that no region holds, where it was printed"),
+    ("categories", pl.List(pl.Struct({"category": pl.String(), "self_ns": pl.Int64()})), "self time by category"),
+    ("status", pl.String(), "as printed"),
+    ("metadata", pl.String(), "as printed: JSON"),
+)
+
 #: Records that opened with a marker and could not be read.
 REJECT_COLUMNS: tuple[Column, ...] = (
     ("stream", pl.Categorical(), "the log, by its path"),
@@ -99,6 +112,7 @@ def _schema(columns: tuple[Column, ...]) -> dict[str, pl.DataType]:
 
 EVENTS = _schema(EVENT_COLUMNS)
 SUMMARIES = _schema(SUMMARY_COLUMNS)
+STEPS = _schema(STEP_COLUMNS)
 REJECTS = _schema(REJECT_COLUMNS)
 COVERAGE = _schema(COVERAGE_COLUMNS)
 FINDINGS = _schema(FINDING_COLUMNS)

@@ -12,9 +12,9 @@ from polars.io.plugins import register_io_source
 
 from tracekit import checks, rules, source
 from tracekit.dialect import Dialect
-from tracekit.enrich import nest, ordinals, region_classes
+from tracekit.enrich import label_self_ns, nest, ordinals, region_classes
 from tracekit.errors import NothingRecognisedError, UsageError
-from tracekit.frame import COVERAGE, EVENTS, FINDINGS, REJECTS, SUMMARIES, Batch, conform, empty
+from tracekit.frame import COVERAGE, EVENTS, FINDINGS, REJECTS, STEPS, SUMMARIES, Batch, conform, empty
 from tracekit.parsers import catalogue
 from tracekit.records import PLACE, Prescan, RecordReader, Tally
 from tracekit.source import Block, Source, Stream
@@ -64,6 +64,7 @@ class Outcome:
     """What one whole reading came to, besides its events."""
 
     summaries: pl.DataFrame
+    steps: pl.DataFrame
     rejects: pl.DataFrame
     coverage: pl.DataFrame
     findings: pl.DataFrame
@@ -212,6 +213,7 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
             markers[marker] = markers.get(marker, 0) + count
     return Outcome(
         summaries=pl.concat([o.summaries for o in outcomes]),
+        steps=pl.concat([o.steps for o in outcomes]),
         rejects=pl.concat([o.rejects for o in outcomes]),
         coverage=pl.concat([o.coverage for o in outcomes]),
         findings=pl.concat([o.findings for o in outcomes]),
@@ -261,7 +263,7 @@ class _ParquetReading:
             1,
             "a frame: what its log lost or refused is not known",
         )
-        return Outcome(empty(SUMMARIES), empty(REJECTS), coverage, finding, {})
+        return Outcome(empty(SUMMARIES), empty(STEPS), empty(REJECTS), coverage, finding, {})
 
 
 def _pack(frame: pl.DataFrame) -> Batch:
@@ -283,6 +285,7 @@ class _LogReading:
     reader: RecordReader = field(init=False)
     held: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
     summaries: pl.DataFrame = field(default_factory=lambda: empty(SUMMARIES))
+    steps: pl.DataFrame = field(default_factory=lambda: empty(STEPS))
     labels: list[pl.DataFrame] = field(default_factory=list)
     checked: list[tuple[str, checks.Finding]] = field(default_factory=list)
     rows: int = 0
@@ -319,7 +322,9 @@ class _LogReading:
             dialect = by_name[name]
             if dialect.process == "process":
                 rows = rows.with_columns(self._head(name, "process").gather(rows["head"]).alias("process"))
-            if dialect.kind == "summary":
+            if dialect.kind == "step":
+                self._keep_steps(dialect, rows)
+            elif dialect.kind == "summary":
                 sums[name] = rows
             elif "call" in rows.columns:
                 events[name] = self._regions(name, rows)
@@ -329,6 +334,28 @@ class _LogReading:
             family = [r for n, r in events.items() if by_name[n].family == by_name[name].family]
             self._summarise(by_name[name], rows, family)
         return events
+
+    def _keep_steps(self, dialect: Dialect, rows: pl.DataFrame) -> None:
+        """Keep printed steps, and their rows as summaries of that step."""
+        rows = rows.sort(PLACE, maintain_order=True).with_row_index("seq")
+        sums = self._batch(dialect, rows).frame(SUMMARIES)
+        self.summaries = pl.concat([self.summaries, sums])
+        spent = (
+            label_self_ns(sums)
+            .group_by("line", "worker", "rank", pl.col("category").cast(pl.String))
+            .agg(pl.col("self_ns", "cost_ns").sum())
+            .sort("self_ns", descending=True)
+            .group_by("line", "worker", "rank")
+            .agg(pl.struct("category", "self_ns").alias("categories"), pl.col("cost_ns").sum())
+        )
+        steps = pl.concat(self.reader.steps[dialect.name]).join(spent, on="line", how="left", maintain_order="left")
+        steps = steps.with_columns(
+            pl.coalesce("dur_ns", "cost_ns").alias("dur_ns"),
+            pl.lit(dialect.name).alias("dialect"),
+            pl.lit(self.stream.path).alias("stream"),
+            pl.lit(0).alias("run"),
+        )
+        self.steps = pl.concat([self.steps, conform(steps, STEPS)])
 
     def _head(self, name: str, column: str) -> pl.Series:
         heads = self.reader.heads[name].table
@@ -467,6 +494,7 @@ class _LogReading:
         )
         return Outcome(
             self.summaries,
+            self.steps,
             rejects.select(list(REJECTS)),
             coverage,
             pl.concat([empty(FINDINGS), *self._findings(rejects)]),

@@ -97,6 +97,7 @@ class RecordReader:
         tallies: counts per dialect name.
         rejects: refused records (schema `frame.REJECTS` without its stream).
         unparsed: known markers that no dialect reads, with how many lines bear them and the first.
+        steps: what dialects with a JSON body tell of steps, per dialect name.
     """
 
     dialects: Sequence[Dialect]
@@ -105,6 +106,7 @@ class RecordReader:
     tallies: dict[str, Tally] = field(default_factory=dict)
     rejects: list[pl.DataFrame] = field(default_factory=list)
     unparsed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    steps: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
 
     def prescan(self, block: Block) -> Prescan | None:
         """Do the part of reading that needs no memory of other blocks, so that threads may do it ahead."""
@@ -137,7 +139,8 @@ class RecordReader:
         for name, parts in rows.items():
             joined = _join(parts)
             if joined is not None:
-                self.tallies[name].records += joined.height
+                if name not in self.steps:  # a step's record holds several rows and was counted when it was read
+                    self.tallies[name].records += joined.height
                 found[name] = joined
         return found
 
@@ -184,6 +187,8 @@ class RecordReader:
         """Take the lines that are one whole record from their first byte to their last; return the others too."""
         done = []
         for dialect in self.dialects:
+            if dialect.unpack is not None:
+                continue
             opens = lines["text"].str.starts_with(dialect.marker)
             if not opens.any():
                 continue
@@ -229,6 +234,8 @@ class RecordReader:
     def _parse(self, dialect: Dialect, records: pl.DataFrame) -> pl.DataFrame:
         """Read records (line, sub, pid, text, before): first as most are, then anchored at the right."""
         tally = self.tallies.setdefault(dialect.name, Tally())
+        if dialect.unpack is not None:
+            return self._unpack(dialect, tally, records)
         rows, accepted = self._fast(dialect, records)
         rest = records.filter(~accepted)
         if rest.is_empty():
@@ -238,6 +245,17 @@ class RecordReader:
         if rest.height:
             self._refuse(dialect, tally, rest)
         return pl.concat([rows, slow], how="diagonal").sort(PLACE) if slow.height else rows
+
+    def _unpack(self, dialect: Dialect, tally: Tally, records: pl.DataFrame) -> pl.DataFrame:
+        """Read records with a JSON body: each is one step and several rows."""
+        assert dialect.unpack is not None
+        found = dialect.unpack(records)
+        if not found.read.all():
+            self._refuse(dialect, tally, records.filter(~found.read))
+        tally.records += found.steps.height
+        self.steps.setdefault(dialect.name, []).append(found.steps)
+        ids = self._heads(dialect).look_up(found.rows["text"])["id"].alias("head")
+        return found.rows.drop("text").with_columns(ids)
 
     def _fast(self, dialect: Dialect, records: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
         """Split at the first cut; take what has a known or new valid head and nothing but numbers behind."""

@@ -46,6 +46,7 @@ class Region:
     label: str
     inside: tuple[str, ...] = ()
     or_inside: tuple[str, ...] = ()
+    anywhere: bool = False
     opens: str = ""
 
 
