@@ -68,7 +68,11 @@ STEP_COLUMNS: tuple[Column, ...] = (
     ("tokens", pl.Int32(), "rows in the batch"),
     ("dur_ns", pl.Int64(), "time of the pass: of its outermost regions or operations, waits left out"),
     ("unaccounted_ns", pl.Int64(), "time of the step that no region holds, where it was printed"),
-    ("categories", pl.List(pl.Struct({"category": pl.String(), "self_ns": pl.Int64()})), "self time by category"),
+    (
+        "categories",
+        pl.List(pl.Struct({"category": pl.String(), "self_ns": pl.Int64()})),
+        "self time by category, null where a summary does not tell",
+    ),
     ("status", pl.String(), "as printed"),
     ("metadata", pl.String(), "as printed: JSON"),
 )

@@ -59,6 +59,39 @@ def read(
     return Run(source.streams(several, workers), catalogue() if dialects is None else tuple(dialects))
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which steps are wanted; rows that belong to no known step are then left out."""
+
+    phase: str | None = None
+    first: int = 0
+    last: int | None = None
+
+    @classmethod
+    def parse(cls, phase: str | None, chosen: str | None, skip: int) -> "Selection | None":
+        """Read ``--phase``, ``--steps A:B`` and ``--skip-steps``; None if all steps are wanted.
+
+        Raises:
+            UsageError: ``chosen`` is not of the form A:B.
+        """
+        if phase is None and chosen is None and not skip:
+            return None
+        start, colon, stop = (chosen or ":").partition(":")
+        if not colon or not all(part.isdecimal() or not part for part in (start, stop)):
+            raise UsageError(f"--steps {chosen}: expected A:B, as in 10:20")
+        return cls(phase, max(int(start or 0), skip), int(stop) if stop else None)
+
+    def mask(self, batch: Batch) -> pl.Series:
+        """Return which rows are wanted."""
+        frame = batch.frame({c: EVENTS[c] for c in ("step", "phase")})
+        wanted = pl.col("step") >= self.first
+        if self.last is not None:
+            wanted &= pl.col("step") < self.last
+        if self.phase is not None:
+            wanted &= pl.col("phase").cast(pl.String) == self.phase
+        return frame.select(wanted.fill_null(value=False)).to_series()
+
+
 @dataclass(slots=True)
 class Outcome:
     """What one whole reading came to, besides its events."""
@@ -78,6 +111,7 @@ class Run:
     streams: Sequence[Stream]
     dialects: Sequence[Dialect]
     progress: Progress | None = None
+    selection: Selection | None = None
     _outcome: Outcome | None = field(default=None, init=False, repr=False)
 
     @property
@@ -121,6 +155,11 @@ class Run:
         return self.outcome.summaries.lazy()
 
     @property
+    def printed_steps(self) -> pl.DataFrame:
+        """Steps that the engine itself printed, schema `frame.STEPS`."""
+        return self.outcome.steps
+
+    @property
     def rejects(self) -> pl.LazyFrame:
         """Records that could not be read, schema `frame.REJECTS`."""
         return self.outcome.rejects.lazy()
@@ -151,13 +190,20 @@ class Run:
             columns: the columns of `frame.EVENTS` that are wanted, all if None.
         """
         schema = {c: EVENTS[c] for c in (EVENTS if columns is None else columns)}
-        for together in self._read():
+        for together in self._selected():
             yield _in_order(together, schema)
 
     def packed(self) -> Iterator[Batch]:
         """Yield events in packed form, dialects apart: what counting needs, at a fraction of the work."""
-        for together in self._read():
+        for together in self._selected():
             yield from together
+
+    def _selected(self) -> Iterator[list[Batch]]:
+        for together in self._read():
+            if self.selection is None:
+                yield together
+            else:
+                yield [Batch(b.rows.filter(self.selection.mask(b)), b.heads, b.constants) for b in together]
 
     def _read(self) -> Iterator[list[Batch]]:
         """Yield the batches of all dialects that stand together in a stream."""
@@ -343,8 +389,11 @@ class _LogReading:
         spent = (
             label_self_ns(sums)
             .group_by("line", "worker", "rank", pl.col("category").cast(pl.String))
-            .agg(pl.col("self_ns", "cost_ns").sum())
-            .sort("self_ns", descending=True)
+            .agg(
+                pl.when(pl.col("self_ns").is_not_null().all()).then(pl.col("self_ns").sum()).alias("self_ns"),
+                pl.col("cost_ns").sum(),
+            )
+            .sort("self_ns", "category", descending=[True, False], nulls_last=True)
             .group_by("line", "worker", "rank")
             .agg(pl.struct("category", "self_ns").alias("categories"), pl.col("cost_ns").sum())
         )

@@ -9,6 +9,7 @@ import polars as pl
 from tabulate import tabulate
 
 from tracekit.buckets import NUMBERS, Table
+from tracekit.budget import Budget, sentences
 from tracekit.frame import COVERAGE
 from tracekit.layers import LayerTable
 
@@ -192,6 +193,82 @@ def layers_text(table: LayerTable, *, markdown: bool) -> str:
     body = tabulate(rows, headers, tablefmt="pipe" if markdown else "simple", disable_numparse=True, colalign=align)
     heading = f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC}): self time per layer"
     return f"{'### ' if markdown else ''}{heading}\n{chr(10) if markdown else ''}{body}\n"
+
+
+def render_steps(steps: pl.DataFrame, ledger: Mapping[str, Any], form: str, limit: int | None) -> str | bytes:
+    """Return steps in one of `FORMATS`; CSV carries the categories as JSON."""
+    shown = steps if limit is None else steps.head(limit)
+    if form == "json":
+        return json.dumps({"schema": SCHEMA, "steps": shown.to_dicts(), "coverage": ledger}) + "\n"
+    if form in ("csv", "jsonl", "parquet"):
+        if form == "csv":
+            packed = [json.dumps({c["category"]: c["self_ns"] for c in row}) for row in shown["categories"].to_list()]
+            shown = shown.with_columns(pl.Series("categories", packed, dtype=pl.String))
+        return _data(shown.with_columns(pl.col(pl.Categorical()).cast(pl.String)), form)
+    markdown = form == "markdown"
+    rows = [_step_cells(row) for row in shown.iter_rows(named=True)]
+    headers = ["worker", "run", "step", "phase", "tokens", "ms", "stands out", "share of self time"]
+    align = ["left", "right", "right", "left", "right", "right", "left", "left"]
+    body = tabulate(
+        rows,
+        headers,
+        tablefmt="pipe" if markdown else "simple",
+        disable_numparse=True,
+        colalign=align if rows else None,
+    )
+    lines = [body, ""]
+    if steps.height > shown.height:
+        lines.append(f"{steps.height - shown.height} more steps (--limit 0 shows all)")
+    if steps.is_empty():
+        lines.append("no step was found")
+    return "\n".join([*lines, counts_text(ledger, markdown=markdown)])
+
+
+def _step_cells(row: Mapping[str, Any]) -> list[str]:
+    known = [c for c in row["categories"] or () if c["self_ns"] is not None]
+    shares = ", ".join(f"{c['category']} {100 * c['self_ns'] / (row['dur_ns'] or 1):.0f} %" for c in known[:4])
+    if row["categories"] and len(known) < len(row["categories"]):
+        shares += ", rest not told"
+    mark = "" if row["stands_out"] is None else f"* {row['stands_out']:.2f} x median"
+    place = [("-" if row[c] is None else str(row[c])) for c in ("worker", "run", "step", "phase", "tokens")]
+    return [*place, ms(row["dur_ns"]), mark, shares]
+
+
+def render_budgets(budgets: Sequence[Budget], ledger: Mapping[str, Any], form: str) -> str:
+    """Return budgets as a table, Markdown or JSON."""
+    if form == "json":
+        return json.dumps({"schema": SCHEMA, "budgets": [b.as_json() for b in budgets], "coverage": ledger}) + "\n"
+    markdown = form == "markdown"
+    return "\n".join([*(budget_text(b, markdown=markdown) for b in budgets), counts_text(ledger, markdown=markdown)])
+
+
+def budget_text(budget: Budget, *, markdown: bool) -> str:
+    """Return one budget for people: categories down, workers across, in ms per step, the remainder as a row."""
+    order = budget.frame.group_by("category").agg(pl.col("per_step_ns").sum())
+    names = order.sort("per_step_ns", "category", descending=[True, False])["category"].to_list()
+    workers = budget.frame["worker"].cast(pl.String).unique().sort().to_list()
+    spent = {(r["category"], str(r["worker"])): r["per_step_ns"] for r in budget.frame.iter_rows(named=True)}
+    whole = max(budget.per_step_ns, budget.implied_ns or 0) or 1
+    rows = []
+    for name in names:
+        own = [spent.get((name, w)) for w in workers]
+        total = sum(v or 0 for v in own)
+        rows.append([name, *map(ms, own), ms(total), f"{100 * total / whole:.1f}"])
+    if budget.outside_ns is not None:
+        blank = ["" for _ in workers]
+        rows.append(["outside", *blank, ms(budget.outside_ns), f"{100 * budget.outside_ns / whole:.1f}"])
+    headers = ["category", *(f"{w} ms" for w in workers), "ms per step", "share %"]
+    align = ["left"] + ["right"] * (len(headers) - 1)
+    body = tabulate(
+        rows,
+        headers,
+        tablefmt="pipe" if markdown else "simple",
+        disable_numparse=True,
+        colalign=align if rows else None,
+    )
+    heading = f"{budget.family}, budget of a step ({budget.topology}; {DIAGNOSTIC})"
+    said = "".join(f"{'- ' if markdown else ''}{line}\n" for line in sentences(budget))
+    return f"{'### ' if markdown else ''}{heading}\n{chr(10) if markdown else ''}{body}\n\n{said}"
 
 
 def _workers(names: Sequence[str]) -> str:

@@ -46,6 +46,34 @@ def filters(function: F) -> F:
     )(function)
 
 
+def selection(function: F) -> F:
+    """Add --phase, --steps and --skip-steps."""
+    decorators = [
+        click.option(
+            "--phase",
+            type=click.Choice(["prefill", "decode", "mixed"]),
+            help="Keep only the steps of this phase (steps whose phase is not known are left out).",
+        ),
+        click.option(
+            "--steps",
+            "chosen",
+            metavar="A:B",
+            help="Keep only steps A up to and without B of each worker and run, as in 10:20, 10: or :20.",
+        ),
+        click.option(
+            "--skip-steps",
+            "skip",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            help="Leave out the first N steps of each worker and run (warm-up).",
+        ),
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
 def output(formats: Sequence[str]) -> Callable[[F], F]:
     """Add --format, --output and --ledger."""
 
@@ -81,12 +109,15 @@ def output(formats: Sequence[str]) -> Callable[[F], F]:
     return add
 
 
-def open_run(log: Sequence[str], workers: Sequence[str]) -> "Run":
+def open_run(
+    log: Sequence[str], workers: Sequence[str], *, phase: str | None = None, chosen: str | None = None, skip: int = 0
+) -> "Run":
     """Open the logs, with a progress bar on standard error for long work on a terminal."""
     from tracekit import source
-    from tracekit.reading import read
+    from tracekit.reading import Selection, read
 
     run = read(log, workers=workers)
+    run.selection = Selection.parse(phase, chosen, skip)
     if sys.stderr.isatty() and sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
         run.progress = _bar()
     return run

@@ -1,0 +1,73 @@
+"""``tracekit budget``: what a step's time is made of, against a throughput."""
+
+from collections.abc import Sequence
+
+import click
+
+from tracekit.cli import options
+
+
+@click.command("budget")
+@options.logs
+@click.option("--tok-s", type=float, metavar="X", help="Tokens per second of a run of the same work.")
+@click.option(
+    "--bench",
+    metavar="FILE",
+    help="Take the tokens per second from llama-bench -o json|jsonl or from vllm bench (its JSON file).",
+)
+@click.option(
+    "--topology",
+    type=click.Choice(["pipeline", "parallel"]),
+    help="How workers share a step: pipeline (their times add; default for ggml) or parallel (the slowest counts).",
+)
+@options.filters
+@options.selection
+@options.output(("table", "markdown", "json"))
+def command(
+    log: Sequence[str],
+    workers: Sequence[str],
+    strict: bool,  # noqa: FBT001
+    tok_s: float | None,
+    bench: str | None,
+    topology: str | None,
+    where: Sequence[str],
+    phase: str | None,
+    chosen: str | None,
+    skip: int,
+    form: str,
+    target: str | None,
+    ledger: str,
+) -> None:
+    """Set the timed milliseconds of a step against what a throughput implies.
+
+    Rows are categories by worker; the remainder is what no timed operation holds: client, network, host. Against a
+    clean run of the same work, where timed costs exceed the clean step, the inflation is stated instead.
+
+    \b
+    Example:
+      tracekit budget rpc-b70-*.log --tok-s 3.802188
+      tracekit budget rpc-b70-*.log --bench bench.json --phase decode --skip-steps 1
+    """
+    from tracekit.bench import decode_tok_s
+    from tracekit.budget import budget
+    from tracekit.errors import UsageError
+    from tracekit.steps import steps
+    from tracekit.steps import topology as known_topology
+    from tracekit.table import ledger_json, render_budgets
+
+    if tok_s is not None and bench is not None:
+        raise UsageError("--tok-s and --bench are two answers to one question; give one")
+    if tok_s is not None and tok_s <= 0:
+        raise UsageError("--tok-s must be above 0")
+    speed = decode_tok_s(bench) if bench is not None else tok_s
+    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    found = steps(run, where=where)
+    run.require_records()
+    named = found.with_columns(found["dialect"].cast(str).replace_strict(run.families, default="").alias("family"))
+    budgets = [
+        budget(part.drop("family"), str(family), known_topology(str(family), topology), speed)
+        for (family,), part in named.group_by("family", maintain_order=True)
+    ]
+    coverage = ledger_json(run.coverage.collect(), run.findings.collect())
+    options.deliver(render_budgets(budgets, coverage, form), target)
+    options.tell_ledger(run, ledger, strict=strict)

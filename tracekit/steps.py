@@ -1,0 +1,106 @@
+"""Model passes as rows: how long each took, what it was spent on, which stand out.
+
+A step is one model pass of one worker. Its time is the self time of all cost in it (views and waits left out).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+import polars as pl
+
+from tracekit import rules
+from tracekit.buckets import condition, natural
+from tracekit.errors import UsageError
+from tracekit.frame import EVENTS, STEPS, Batch, conform, empty
+
+#: How workers share a step: one after the other, or side by side.
+Topology = Literal["pipeline", "parallel"]
+TOPOLOGIES: tuple[Topology, ...] = ("pipeline", "parallel")
+
+#: What each family's workers do, unless the user says otherwise: RPC workers hold layers, ranks hold slices.
+_FAMILY_TOPOLOGY: dict[str, Topology] = {"ggml": "pipeline"}
+
+#: A step stands out when it deviates from the median of its phase and worker by this many robust standard
+#: deviations (1.4826 x the median deviation: the usual estimate for a normal distribution) ...
+_DEVIATIONS = 5.0
+#: ... and by this part of the median.
+_PART = 0.10
+
+_KEYS = ("dialect", "stream", "worker", "rank", "run", "step", "phase", "tokens")
+
+
+class Readable(Protocol):
+    """What steps are made from: see `reading.Run`."""
+
+    def packed(self) -> Iterator[Batch]:
+        """Yield events, packed."""
+
+    @property
+    def printed_steps(self) -> pl.DataFrame:
+        """Steps that the engine itself printed."""
+
+
+def topology(family: str, asked: str | None = None) -> Topology:
+    """Return how a family's workers share a step; `asked` overrides.
+
+    Raises:
+        UsageError: `asked` is none of `TOPOLOGIES`.
+    """
+    if asked is None:
+        return _FAMILY_TOPOLOGY.get(family, "parallel")
+    for known in TOPOLOGIES:
+        if asked == known:
+            return known
+    raise UsageError(f"unknown topology {asked!r}; choose from {', '.join(TOPOLOGIES)}")
+
+
+def steps(run: Readable, *, where: Sequence[str] = ()) -> pl.DataFrame:
+    """Return one row per worker and step, in natural order; see `frame.STEPS`, and ``stands_out``.
+
+    ``stands_out`` is the step's time relative to the median of its worker and phase where that is unusual, else
+    null.
+    """
+    only = condition(where)
+    parts = [_spent(batch, only) for batch in run.packed()]
+    spent = pl.concat([p for p in parts if p.height] or [_nothing()])
+    spent = spent.group_by(*_KEYS, "category").agg(pl.col("self_ns").sum(), pl.col("line").min())
+    counted = (
+        spent.with_columns(pl.col("category").cast(pl.String))
+        .sort("self_ns", "category", descending=[True, False])
+        .group_by(_KEYS)
+        .agg(
+            pl.col("line").min(),
+            pl.col("self_ns").sum().alias("dur_ns"),
+            pl.struct("category", "self_ns").alias("categories"),
+        )
+    )
+    both = pl.concat([conform(counted, STEPS), run.printed_steps.filter(_on(only))])
+    return _mark(both.sort(natural("worker"), "run", "step"))
+
+
+def _on(only: pl.Expr) -> pl.Expr:
+    """Apply a filter to steps where it asks for columns that they have."""
+    return only if set(only.meta.root_names()) <= set(STEPS) else pl.lit(value=True)
+
+
+def _nothing() -> pl.DataFrame:
+    return empty({c: EVENTS[c] for c in (*_KEYS, "category", "self_ns", "line")})
+
+
+def _spent(batch: Batch, only: pl.Expr) -> pl.DataFrame:
+    """Sum one batch's self time per step and category."""
+    if "step" not in batch.rows.columns:
+        return _nothing()
+    columns = dict.fromkeys((*_KEYS, "category", "self_ns", "line", *only.meta.root_names()))
+    frame = batch.frame({c: EVENTS[c] for c in columns})
+    is_cost = ~pl.col("category").cast(pl.String).is_in(rules.NOT_COST)
+    frame = frame.filter(pl.col("step").is_not_null() & is_cost & only)
+    return frame.group_by(*_KEYS, "category").agg(pl.col("self_ns").sum(), pl.col("line").min())
+
+
+def _mark(frame: pl.DataFrame) -> pl.DataFrame:
+    groups = ["stream", "worker", "run", "phase"]
+    middle = pl.col("dur_ns").median().over(groups)
+    off = (pl.col("dur_ns") - middle).abs()
+    unusual = (off > _DEVIATIONS * 1.4826 * off.median().over(groups)) & (off > _PART * middle)
+    return frame.with_columns(pl.when(unusual).then(pl.col("dur_ns") / middle).alias("stands_out"))
