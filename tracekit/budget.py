@@ -15,7 +15,8 @@ class Budget:
 
     Attributes:
         family, topology: whose workers, and how they share a step.
-        workers: how many there are; steps: how many steps the means are of; tokens: rows of the batch in each (1 where not known).
+        workers, steps: how many there are; the means are of so many steps a worker.
+        tokens: rows of the batch in a step (1 where not known).
         frame: worker, category, per_step_ns (mean over the steps): what counts.
         per_step_ns: their sum: all workers in a pipeline, the slowest in parallel.
         median_step_ns: the median over the steps, beside the mean.
@@ -112,22 +113,14 @@ def _tokens(steps: pl.DataFrame) -> float:
 
 def sentences(budget: Budget) -> list[str]:
     """Return what the budget comes to, in sentences."""
-    how = (
-        "added along the pipeline"
-        if budget.topology == "pipeline"
-        else "of the slowest of them, which run side by side"
-    )
-    said = [
-        f"timed {budget.per_step_ns / 1e6:.3f} ms per step ({budget.workers} workers, {how}; mean of {budget.steps} steps)"
-    ]
-    if budget.implied_ns is None:
-        return said
-    clean = budget.implied_ns / 1e6
+    pipeline = budget.topology == "pipeline"
+    how = "added along the pipeline" if pipeline else "the slowest counts: they run side by side"
+    timed, clean = budget.per_step_ns / 1e6, (budget.implied_ns or 0) / 1e6
+    said = [f"timed {timed:.3f} ms per step ({budget.workers} workers, {how}; mean of {budget.steps} steps)"]
     if budget.inflation is not None:
-        timed = budget.per_step_ns / 1e6
-        return [
-            *said,
-            f"timed {timed:.1f} ms, clean {clean:.1f} ms: {budget.inflation:.1f} times; use the shares, not the times",
-        ]
-    outside = (budget.outside_ns or 0) / 1e6
-    return [*said, f"the throughput implies {clean:.3f} ms per step: {outside:.3f} ms outside of the timed operations"]
+        ratio = f"timed {timed:.1f} ms, clean {clean:.1f} ms: {budget.inflation:.1f} times"
+        said.append(f"{ratio}; use the shares, not the times")
+    elif budget.outside_ns is not None:
+        outside = budget.outside_ns / 1e6
+        said.append(f"the throughput implies {clean:.3f} ms per step: {outside:.3f} ms outside of the timed operations")
+    return said
