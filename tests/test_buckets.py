@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 
-from tracekit.buckets import Table, buckets
+from tracekit.bucketing import Table, buckets
 from tracekit.errors import UsageError
-from tracekit.layers import layers
+from tracekit.layering import layers
 from tracekit.reading import read
 from tracekit.table import flat, render
 

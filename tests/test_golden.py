@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tracekit.buckets import buckets
+from tracekit.bucketing import buckets
 from tracekit.reading import read
 from tracekit.table import ledger_json, table_json
 

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from hypothesis import given, settings
 
-from tracekit.buckets import buckets
+from tracekit.bucketing import buckets
 from tracekit.enrich import nest, region_classes
 from tracekit.reading import read
 

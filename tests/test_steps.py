@@ -12,7 +12,7 @@ from tracekit.errors import TracekitError, UsageError
 from tracekit.frame import STEPS, conform
 from tracekit.parsers.vllm_step import batch
 from tracekit.reading import Selection, read
-from tracekit.steps import steps, topology
+from tracekit.stepping import steps, topology
 
 
 def test_the_step_lines_of_vllm_keep_their_batch_and_do_not_add_nested_regions(samples: Path) -> None:

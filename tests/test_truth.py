@@ -17,7 +17,7 @@ import pytest
 from plain_count import Count, Label, count, operation
 
 import tracekit as tk
-from tracekit.buckets import buckets
+from tracekit.bucketing import buckets
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 GENERATED = SAMPLES / "generated"

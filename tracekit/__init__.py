@@ -18,20 +18,36 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tracekit.buckets import Table, buckets
-    from tracekit.layers import LayerTable, layers
+    from tracekit.bucketing import Table, buckets
+    from tracekit.layering import LayerTable, layers
     from tracekit.reading import Run, read
+    from tracekit.stepping import steps
+    from tracekit.trace import TraceReport, write_trace
 
 _HOMES = {
     "read": "reading",
     "Run": "reading",
-    "buckets": "buckets",
-    "Table": "buckets",
-    "layers": "layers",
-    "LayerTable": "layers",
+    "buckets": "bucketing",
+    "Table": "bucketing",
+    "layers": "layering",
+    "LayerTable": "layering",
+    "steps": "stepping",
+    "write_trace": "trace",
+    "TraceReport": "trace",
 }
 
-__all__ = ["LayerTable", "Run", "Table", "__version__", "buckets", "layers", "read"]
+__all__ = [
+    "LayerTable",
+    "Run",
+    "Table",
+    "TraceReport",
+    "__version__",
+    "buckets",
+    "layers",
+    "read",
+    "steps",
+    "write_trace",
+]
 
 
 def __getattr__(name: str) -> Any:

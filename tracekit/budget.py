@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import TracekitError
-from tracekit.steps import Topology
+from tracekit.stepping import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def budget(steps: pl.DataFrame, family: str, topology: Topology, tok_s: float | 
     """Make the budget of a mean step.
 
     Args:
-        steps: of one family and phase, as `steps.steps` returns them.
+        steps: of one family and phase, as `stepping.steps` returns them.
         family, topology: see `Budget`.
         tok_s: tokens per second of a run of the same work.
 

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.buckets import condition
+from tracekit.bucketing import condition
 from tracekit.frame import EVENTS
 from tracekit.reading import Run
 
@@ -17,7 +17,7 @@ def write_events(run: Run, file: BinaryIO, form: str, where: Sequence[str] = ())
         run: what `tracekit.read` returned.
         file: open for writing bytes.
         form: parquet, csv or jsonl.
-        where: filters as in `buckets.buckets`.
+        where: filters as in `bucketing.buckets`.
     """
     only = condition(where)
     if form == "parquet":

@@ -8,10 +8,10 @@ from typing import Any
 import polars as pl
 from tabulate import tabulate
 
-from tracekit.buckets import NUMBERS, Table
+from tracekit.bucketing import NUMBERS, Table
 from tracekit.budget import Budget, sentences
 from tracekit.frame import COVERAGE
-from tracekit.layers import LayerTable
+from tracekit.layering import LayerTable
 
 FORMATS = ("table", "markdown", "csv", "json", "jsonl", "parquet")
 
@@ -37,7 +37,7 @@ def render(tables: Sequence[Table], ledger: Mapping[str, Any], form: str, limit:
     """Return tables in one of `FORMATS` (bytes for Parquet).
 
     Args:
-        tables: what `buckets.buckets` returned.
+        tables: what `bucketing.buckets` returned.
         ledger: the coverage, as `ledger_json` returns it; JSON carries it, the other forms do not.
         form: of `FORMATS`.
         limit: rows per table, None for all.
@@ -82,7 +82,7 @@ def table_json(table: Table, limit: int | None) -> dict[str, Any]:
 
 
 def flat(tables: Sequence[Table], limit: int | None) -> pl.DataFrame:
-    """Return all tables as one frame: family, clock, the groups, basis, then `buckets.NUMBERS`."""
+    """Return all tables as one frame: family, clock, the groups, basis, then `bucketing.NUMBERS`."""
     if not tables:
         return pl.DataFrame(schema={"family": pl.String, "clock": pl.String, "basis": pl.String, **NUMBERS})
     parts = []

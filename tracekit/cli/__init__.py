@@ -14,7 +14,7 @@ from tracekit import __version__
 from tracekit.errors import TracekitError
 
 #: The commands, in the order of ``tracekit --help``: module ``tracekit.cli.<name>`` holds ``command``.
-COMMANDS: tuple[str, ...] = ("top", "layers", "steps", "budget", "events", "formats")
+COMMANDS: tuple[str, ...] = ("top", "layers", "steps", "budget", "convert", "events", "formats", "demo")
 
 
 class Commands(click.Group):

@@ -51,8 +51,8 @@ def command(
     from tracekit.bench import decode_tok_s
     from tracekit.budget import budget
     from tracekit.errors import UsageError
-    from tracekit.steps import steps
-    from tracekit.steps import topology as known_topology
+    from tracekit.stepping import steps
+    from tracekit.stepping import topology as known_topology
     from tracekit.table import ledger_json, render_budgets
 
     if tok_s is not None and bench is not None:

@@ -38,7 +38,7 @@ def command(
       tracekit layers rpc-b70-*.log
       tracekit layers decode.log --by op --format csv -o layers.csv
     """
-    from tracekit.layers import layers
+    from tracekit.layering import layers
     from tracekit.table import ledger_json, render_layers
 
     run = options.open_run(log, workers)

@@ -118,21 +118,25 @@ def open_run(
 
     run = read(log, workers=workers)
     run.selection = Selection.parse(phase, chosen, skip)
-    if sys.stderr.isatty() and sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
-        run.progress = _bar()
+    if sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
+        run.progress = bar("reading")
     return run
 
 
-def _bar() -> Callable[[int, int], None]:
-    bar: Any = None
+def bar(label: str) -> Callable[[int, int], None] | None:
+    """Return what shows progress (done, all there is) on standard error; None where that is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    shown: Any = None
 
     def show(done: int, total: int) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = click.progressbar(length=total, label="reading", file=sys.stderr)
-        bar.update(max(0, done - bar.pos))
+        nonlocal shown
+        if shown is None:
+            shown = click.progressbar(length=total, label=label, file=sys.stderr)
+        shown.update(max(0, done - shown.pos))
         if done >= total:
-            bar.render_finish()
+            shown.render_finish()
+            shown = None
 
     return show
 

@@ -44,7 +44,7 @@ def command(
       tracekit steps rpc-b70-*.log
       tracekit steps decode.log --phase decode --format csv -o steps.csv
     """
-    from tracekit.steps import steps
+    from tracekit.stepping import steps
     from tracekit.table import ledger_json, render_steps
 
     run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)

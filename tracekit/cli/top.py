@@ -56,7 +56,7 @@ def command(
       tracekit top rpc-b70-*.log --by worker,op --where category=attention
       tracekit top decode.log --format json --limit 0 > top.json
     """
-    from tracekit.buckets import buckets
+    from tracekit.bucketing import buckets
     from tracekit.table import ledger_json, render
 
     run = options.open_run(log, workers)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import polars as pl
 
 from tracekit import rules
-from tracekit.buckets import condition, natural
+from tracekit.bucketing import condition, natural
 from tracekit.errors import UsageError
 from tracekit.frame import EVENTS, STEPS, Batch, conform, empty
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit import rules
-from tracekit.buckets import Readable, buckets
+from tracekit.bucketing import Readable, buckets
 from tracekit.errors import UsageError
 
 #: A layer stands out when it deviates from the median of its neighbours by this many robust standard deviations
@@ -40,7 +40,7 @@ def layers(run: Readable, by: str = "category", *, where: Sequence[str] = ()) ->
     Args:
         run: what `tracekit.read` returned.
         by: category or op: what stands across.
-        where: filters as in `buckets.buckets`.
+        where: filters as in `bucketing.buckets`.
 
     Raises:
         UsageError: another `by`.
