@@ -44,14 +44,22 @@ def test_the_readmes_commands_run(desk: Path) -> None:
     assert len(commands) > 5
     for command in commands:
         argv = [sys.executable, "-m", *shlex.split(command, comments=True)]
-        done = subprocess.run(argv, cwd=desk, capture_output=True, text=True, timeout=100, check=False, env=environment())
+        done = subprocess.run(
+            argv, cwd=desk, capture_output=True, text=True, timeout=100, check=False, env=environment()
+        )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 def test_the_readmes_python_runs(desk: Path) -> None:
     (code,) = blocks(ROOT / "README.md", "python")
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=desk, capture_output=True, text=True, timeout=100, check=False, env=environment()
+        [sys.executable, "-c", code],
+        cwd=desk,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr
     assert (desk / "rpc.pftrace").stat().st_size > 0
@@ -63,7 +71,12 @@ def environment() -> dict[str, str]:
 
 def test_generated_pages_are_current() -> None:
     done = subprocess.run(
-        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "docs/generate.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -107,7 +120,7 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
                 yield f"{name} {below}", sub
 
 
-@pytest.mark.parametrize(("name", "command"), every_command(), ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(("name", "command"), list(every_command()), ids=lambda x: x if isinstance(x, str) else "")
 def test_every_option_has_help_and_every_command_an_example(name: str, command: click.Command) -> None:
     assert command.help
     assert "Example:" in command.help, f"{name} shows no example"
@@ -120,6 +133,8 @@ def test_every_option_has_help_and_every_command_an_example(name: str, command: 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, tracekit.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
     code += "sys.exit(','.join({'polars', 'numpy', 'perfetto', 'elftools'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert "Usage: tracekit" in done.stdout

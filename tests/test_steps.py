@@ -12,7 +12,8 @@ from tracekit.errors import TracekitError, UsageError
 from tracekit.frame import STEPS, conform
 from tracekit.parsers.vllm_step import batch
 from tracekit.reading import Selection, read
-from tracekit.stepping import steps, topology
+from tracekit.stepping import steps
+from tracekit.topology import topology
 
 
 def test_the_step_lines_of_vllm_keep_their_batch_and_do_not_add_nested_regions(samples: Path) -> None:
@@ -41,7 +42,8 @@ def test_a_torn_step_line_is_a_reject(tmp_path: Path, samples: Path) -> None:
 
 def test_engine_steps_keep_accounted_and_unaccounted_time(tmp_path: Path) -> None:
     body = {
-        "label": "step", "status": "ok", "step": 3, "total_ms": 30.5, "accounted_region_ms": 29.0, "unaccounted_ms": 1.5,
+        "label": "step", "status": "ok", "step": 3, "total_ms": 30.5, "accounted_region_ms": 29.0,
+        "unaccounted_ms": 1.5,
         "regions": [{"label": "schedule", "elapsed_ms": 1.0, "start_offset_ms": 0.0},
                     {"label": "execute", "elapsed_ms": 28.0, "start_offset_ms": 1.0}],
         "metadata": {"num_reqs": 2, "total_num_scheduled_tokens": 2},

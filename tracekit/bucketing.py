@@ -8,16 +8,18 @@ Percentiles are exact: durations are integers that repeat, so counts per (group,
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from typing import Protocol
 
 import polars as pl
 
 from tracekit import rules
+from tracekit.counting import Source, count
 from tracekit.enrich import label_self_ns
 from tracekit.errors import UsageError
-from tracekit.frame import EVENTS, Batch
+from tracekit.frame import EVENTS
+from tracekit.topology import Topology, topology
 
 #: What a table can be grouped by.
 GROUPS = (
@@ -39,15 +41,11 @@ NUMBERS: dict[str, pl.DataType] = {
     "max_ns": pl.Int64(),
 }
 
-_PARTIAL_ROWS = 1 << 19
 _LABEL = ("stream", "worker", "run", "name")
 
 
-class Readable(Protocol):
+class Readable(Source, Protocol):
     """What buckets are made from: see `reading.Run`."""
-
-    def packed(self) -> Iterator[Batch]:
-        """Yield events, packed."""
 
     @property
     def summaries(self) -> pl.LazyFrame:
@@ -67,7 +65,8 @@ class Table:
     """The buckets of one family and clock.
 
     Attributes:
-        frame: the group columns, ``basis``, then `NUMBERS`; largest self time first.
+        frame: the group columns, ``basis``, then `NUMBERS` and ``per_step_ns`` (the median over the steps of the
+            group's self time in one; null where steps are not known); largest self time first.
         cost_ns: what shares are of: the self time of all cost.
         resolution_ns: what printed durations are rounded to: a total may be off by up to calls x this.
         notes: why a number may not be what it seems.
@@ -84,7 +83,12 @@ class Table:
 
 
 def buckets(
-    run: Readable, by: Sequence[str] = ("op",), *, where: Sequence[str] = (), sort: str = "self"
+    run: Readable,
+    by: Sequence[str] = ("op",),
+    *,
+    where: Sequence[str] = (),
+    sort: str = "self",
+    arrangement: str | None = None,
 ) -> list[Table]:
     """Return one table per family and clock found in the logs.
 
@@ -92,6 +96,7 @@ def buckets(
         run: what `tracekit.read` returned.
         by: group columns, of `GROUPS`.
         where: ``COLUMN=VALUE[,VALUE...]`` filters, all of which must hold; a value may be a shell pattern.
+        arrangement: how workers share a step, ``pipeline`` or ``parallel``; by family, if not given.
         sort: of `SORTS`; numbers from the largest down, ``group`` in the groups' natural order.
 
     Raises:
@@ -107,18 +112,17 @@ def buckets(
     if sort not in SORTS:
         raise UsageError(f"cannot sort by {sort!r}; choose from {', '.join(SORTS)}")
     only = condition(where)
-    counts = _count(run, by, only)
+    counts = count(run, by, only)
+    family = pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family")
+    durations, steps = counts.durations.with_columns(family), counts.steps.with_columns(family)
+    summaries = run.summaries.collect().filter(only).with_columns(family)
+    pairs = pl.concat([f.select(pl.col("family", "clock").cast(pl.String)) for f in (durations, summaries)])
     tables = []
-    keyed = counts.with_columns(pl.col("dialect").replace_strict(run.families, default="").alias("family"))
-    summaries = (
-        run.summaries.collect()
-        .filter(only)
-        .with_columns(pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family"))
-    )
-    pairs = pl.concat([f.select(pl.col("family", "clock").cast(pl.String)) for f in (keyed, summaries)])
-    for family, clock in pairs.unique().sort("family", "clock").iter_rows():
-        mine = (pl.col("family") == family) & (pl.col("clock").cast(pl.String) == clock)
-        tables.append(_table(family, clock, by, keyed.filter(mine), summaries.filter(mine), sort, run.resolutions))
+    for name, clock in pairs.unique().sort("family", "clock").iter_rows():
+        mine = (pl.col("family") == name) & (pl.col("clock").cast(pl.String) == clock)
+        table = _table(name, clock, by, durations.filter(mine), summaries.filter(mine), run.resolutions)
+        per_step = _per_step(by, steps.filter(mine), topology(name, arrangement))
+        tables.append(_finish(table, per_step, sort))
     return tables
 
 
@@ -149,75 +153,12 @@ def _pattern(value: str) -> str:
     return "^(?s:" + translate(value).removeprefix("(?s:").replace(r")\Z", ")$").replace(r")\z", ")$")
 
 
-def _count(run: Readable, by: tuple[str, ...], only: pl.Expr) -> pl.DataFrame:
-    """Count rows per group and duration: the one pass over the events."""
-    keys = list(dict.fromkeys((*by, "dialect", "clock", "kind", "category", "worker", "stream", "run")))
-    parts: list[pl.DataFrame] = []
-    height = 0
-    for batch in run.packed():
-        parts.append(_count_batch(batch, keys, only))
-        height += parts[-1].height
-        if height > _PARTIAL_ROWS:
-            parts = [_merge(parts, keys)]
-            height = parts[0].height // 2  # so that a log without repetition is not merged at every batch
-    return _merge(parts, keys) if parts else pl.DataFrame(schema={c: _type(c) for c in _partial_columns(keys)})
-
-
-def _count_batch(batch: Batch, keys: Sequence[str], only: pl.Expr) -> pl.DataFrame:
-    """Count one batch: what a head decides is grouped once per head, rows only by group number and duration."""
-    if asked := only.meta.root_names():
-        kept = batch.frame({c: EVENTS[c] for c in asked}).select(only).to_series()
-        batch = Batch(batch.rows.filter(kept), batch.heads, batch.constants)
-    own = [c for c in keys if c in batch.rows.columns]
-    # Ordinals tell per label whether all calls are there: such labels are kept apart until the end.
-    ordinals = "call" in batch.rows.columns
-    decided = [c for c in dict.fromkeys((*keys, *(["name"] if ordinals else []))) if c not in own]
-    table = Batch(batch.heads.with_row_index("head"), batch.heads, batch.constants).frame(
-        {c: EVENTS[c] for c in decided}
-    )
-    groups = table.unique(maintain_order=True).with_row_index("group")
-    numbers = table.join(groups, on=decided, how="left", nulls_equal=True, maintain_order="left")["group"]
-    rows = batch.rows.select(*own, "dur_ns", "self_ns", *(["call"] if ordinals else [])).with_columns(
-        numbers.gather(batch.rows["head"]).alias("group")
-    )
-    call = pl.col("call") if ordinals else pl.lit(None, dtype=EVENTS["call"])
-    counted = rows.group_by("group", *own, "dur_ns").agg(
-        pl.len().cast(pl.UInt64).alias("n"),
-        pl.col("self_ns").sum(),
-        call.max().cast(EVENTS["call"]).alias("call"),
-        call.min().cast(EVENTS["call"]).alias("first_call"),
-    )
-    counted = counted.with_columns(groups[c].gather(counted["group"]) for c in decided)
-    if not ordinals and "name" not in keys:
-        counted = counted.with_columns(pl.lit(None, dtype=EVENTS["name"]).alias("name"))
-    return counted.select(pl.col(c).cast(_type(c)) for c in _partial_columns(keys))
-
-
-def _partial_columns(keys: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys((*keys, "name", "dur_ns", "n", "self_ns", "call", "first_call")))
-
-
-def _type(column: str) -> pl.DataType:
-    return EVENTS.get(column, EVENTS["call"] if column == "first_call" else pl.UInt64())
-
-
-def _merge(parts: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
-    groups = list(dict.fromkeys((*keys, "name", "dur_ns")))
-    return (
-        pl.concat(parts)
-        .group_by(groups)
-        .agg(pl.col("n", "self_ns").sum(), pl.col("call").max(), pl.col("first_call").min())
-        .select(_partial_columns(keys))
-    )
-
-
 def _table(
     family: str,
     clock: str,
     by: tuple[str, ...],
     counts: pl.DataFrame,
     summaries: pl.DataFrame,
-    sort: str,
     resolutions: Mapping[str, int],
 ) -> Table:
     complete, labels = _choose(counts, summaries)
@@ -230,8 +171,41 @@ def _table(
     coarse = resolutions.get(clock, 1)
     if events.filter(pl.col("dur_ns") % coarse != 0).height:  # an instrument that also prints nanoseconds
         coarse = 1
-    notes = tuple(_notes(estimated, frame))
-    return Table(family, clock, by, _sorted(frame, by, sort), cost_ns, _in_order(workers), coarse, notes)
+    return Table(family, clock, by, frame, cost_ns, _in_order(workers), coarse, tuple(_notes(estimated, frame)))
+
+
+def _per_step(by: tuple[str, ...], steps: pl.DataFrame, how: Topology) -> pl.DataFrame:
+    """Return per group the median over the steps of its self time in one, workers put together.
+
+    A step in which a group does not occur counts as zero. Along a pipeline workers add; of parallel workers the one
+    that spends most counts.
+    """
+    step = pl.struct("stream", "run", "step")
+    there = steps.group_by("worker").agg(step.n_unique().alias("there"))
+    split = list(dict.fromkeys((*by, "worker")))
+    own = steps.group_by(*split, "stream", "run", "step").agg(pl.col("self_ns").sum())
+    own = own.join(there, on="worker").sort("self_ns")
+    if "step" in by:
+        own = own.with_columns(pl.lit(1, dtype=pl.UInt32).alias("there"))
+
+    def at(place: pl.Expr) -> pl.Expr:
+        """Return the value at a place among all steps, the missing ones first."""
+        index = place.cast(pl.Int64) - (pl.col("there").first().cast(pl.Int64) - pl.len().cast(pl.Int64))
+        return pl.when(index < 0).then(0).otherwise(pl.col("self_ns").get(index.clip(0), null_on_oob=True))
+
+    middle = (pl.col("there").first() - 1) / 2
+    median = ((at(middle.floor()) + at(middle.ceil())) / 2).round().cast(pl.Int64)
+    per_worker = own.group_by(split, maintain_order=True).agg(median.alias("per_step_ns"))
+    together = pl.col("per_step_ns").sum() if how == "pipeline" else pl.col("per_step_ns").max()
+    return per_worker.group_by(by).agg(together)
+
+
+def _finish(table: Table, per_step: pl.DataFrame, sort: str) -> Table:
+    """Add the per-step column where a row rests on events alone, and bring the rows in order."""
+    frame = table.frame.join(per_step, on=table.by, how="left", nulls_equal=True)
+    rests = pl.col("basis") == "events"
+    frame = frame.with_columns(pl.when(rests).then("per_step_ns").alias("per_step_ns"))
+    return replace(table, frame=_sorted(frame, table.by, sort))
 
 
 def _in_order(names: pl.Series) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import TracekitError
-from tracekit.stepping import Topology
+from tracekit.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

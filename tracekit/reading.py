@@ -84,12 +84,16 @@ class Selection:
     def mask(self, batch: Batch) -> pl.Series:
         """Return which rows are wanted."""
         frame = batch.frame({c: EVENTS[c] for c in ("step", "phase")})
+        return frame.select(self.wanted()).to_series()
+
+    def wanted(self) -> pl.Expr:
+        """Return the filter over the columns step and phase."""
         wanted = pl.col("step") >= self.first
         if self.last is not None:
             wanted &= pl.col("step") < self.last
         if self.phase is not None:
             wanted &= pl.col("phase").cast(pl.String) == self.phase
-        return frame.select(wanted.fill_null(value=False)).to_series()
+        return wanted.fill_null(value=False)
 
 
 @dataclass(slots=True)
@@ -151,13 +155,14 @@ class Run:
 
     @property
     def summaries(self) -> pl.LazyFrame:
-        """Rows that were printed as aggregates, schema `frame.SUMMARIES`."""
-        return self.outcome.summaries.lazy()
+        """Rows that were printed as aggregates, schema `frame.SUMMARIES`; with a selection, those of its steps."""
+        rows = self.outcome.summaries.lazy()
+        return rows if self.selection is None else rows.filter(self.selection.wanted())
 
     @property
     def printed_steps(self) -> pl.DataFrame:
-        """Steps that the engine itself printed, schema `frame.STEPS`."""
-        return self.outcome.steps
+        """Steps that the engine itself printed, schema `frame.STEPS`; with a selection, those of it."""
+        return self.outcome.steps if self.selection is None else self.outcome.steps.filter(self.selection.wanted())
 
     @property
     def rejects(self) -> pl.LazyFrame:

@@ -4,21 +4,13 @@ A step is one model pass of one worker. Its time is the self time of all cost in
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import polars as pl
 
 from tracekit import rules
 from tracekit.bucketing import condition, natural
-from tracekit.errors import UsageError
 from tracekit.frame import EVENTS, STEPS, Batch, conform, empty
-
-#: How workers share a step: one after the other, or side by side.
-Topology = Literal["pipeline", "parallel"]
-TOPOLOGIES: tuple[Topology, ...] = ("pipeline", "parallel")
-
-#: What each family's workers do, unless the user says otherwise: RPC workers hold layers, ranks hold slices.
-_FAMILY_TOPOLOGY: dict[str, Topology] = {"ggml": "pipeline"}
 
 #: A step stands out when it deviates from the median of its phase and worker by this many robust standard
 #: deviations (1.4826 x the median deviation: the usual estimate for a normal distribution) ...
@@ -38,20 +30,6 @@ class Readable(Protocol):
     @property
     def printed_steps(self) -> pl.DataFrame:
         """Steps that the engine itself printed."""
-
-
-def topology(family: str, asked: str | None = None) -> Topology:
-    """Return how a family's workers share a step; `asked` overrides.
-
-    Raises:
-        UsageError: `asked` is none of `TOPOLOGIES`.
-    """
-    if asked is None:
-        return _FAMILY_TOPOLOGY.get(family, "parallel")
-    for known in TOPOLOGIES:
-        if asked == known:
-            return known
-    raise UsageError(f"unknown topology {asked!r}; choose from {', '.join(TOPOLOGIES)}")
 
 
 def steps(run: Readable, *, where: Sequence[str] = ()) -> pl.DataFrame:

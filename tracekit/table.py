@@ -98,11 +98,13 @@ def text(table: Table, limit: int | None, *, markdown: bool) -> str:
     shown = table.frame if limit is None else table.frame.head(limit)
     sampled = shown["samples"].null_count() < shown.height
     headers = [*table.by, *(["basis"] if set(shown["basis"]) != {"events"} else []), "calls"]
+    stepped = "per_step_ns" in shown.columns and shown["per_step_ns"].null_count() < shown.height
     headers += [
         *(["samples"] if sampled else []),
         "total ms",
         "self ms",
         "share %",
+        *(["ms/step"] if stepped else []),
         "mean us",
         "p50 us",
         "p95 us",
@@ -135,6 +137,7 @@ def _cells(row: Mapping[str, Any], table: Table, headers: Sequence[str]) -> list
         "samples": "-" if row["samples"] is None else str(row["samples"]),
         "total ms": total,
         "self ms": ms(row["self_ns"]),
+        "ms/step": ms(row.get("per_step_ns")),
         "share %": "-" if row["share"] is None else f"{100 * row['share']:.1f}",
         **{f"{c} us": us(row[f"{c}_ns"]) for c in ("mean", "p50", "p95", "max")},
     }

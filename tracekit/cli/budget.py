@@ -52,8 +52,8 @@ def command(
     from tracekit.budget import budget
     from tracekit.errors import UsageError
     from tracekit.stepping import steps
-    from tracekit.stepping import topology as known_topology
     from tracekit.table import ledger_json, render_budgets
+    from tracekit.topology import topology as known_topology
 
     if tok_s is not None and bench is not None:
         raise UsageError("--tok-s and --bench are two answers to one question; give one")

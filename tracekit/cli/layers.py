@@ -17,6 +17,7 @@ from tracekit.cli import options
     help="What stands across.",
 )
 @options.filters
+@options.selection
 @options.output(("table", "markdown", "csv", "json", "jsonl", "parquet"))
 def command(
     log: Sequence[str],
@@ -24,6 +25,9 @@ def command(
     strict: bool,  # noqa: FBT001
     by: str,
     where: Sequence[str],
+    phase: str | None,
+    chosen: str | None,
+    skip: int,
     form: str,
     target: str | None,
     ledger: str,
@@ -41,7 +45,7 @@ def command(
     from tracekit.layering import layers
     from tracekit.table import ledger_json, render_layers
 
-    run = options.open_run(log, workers)
+    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
     tables = layers(run, by, where=where)
     run.require_records()
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())

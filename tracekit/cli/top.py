@@ -31,7 +31,13 @@ _MANY = 25
     metavar="N",
     help=f"Show N rows a table, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
 )
+@click.option(
+    "--topology",
+    type=click.Choice(["pipeline", "parallel"]),
+    help="How workers share a step: pipeline (ms/step adds; default for ggml) or parallel (the slowest counts).",
+)
 @options.filters
+@options.selection
 @options.output(("table", "markdown", "csv", "json", "jsonl", "parquet"))
 def command(
     log: Sequence[str],
@@ -40,7 +46,11 @@ def command(
     by: str,
     sort: str,
     limit: int | None,
+    topology: str | None,
     where: Sequence[str],
+    phase: str | None,
+    chosen: str | None,
+    skip: int,
     form: str,
     target: str | None,
     ledger: str,
@@ -59,8 +69,9 @@ def command(
     from tracekit.bucketing import buckets
     from tracekit.table import ledger_json, render
 
-    run = options.open_run(log, workers)
-    tables = buckets(run, [c.strip() for c in by.split(",") if c.strip()], where=where, sort=sort)
+    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    columns = [c.strip() for c in by.split(",") if c.strip()]
+    tables = buckets(run, columns, where=where, sort=sort, arrangement=topology)
     run.require_records()
     if limit is None and form in ("table", "markdown"):
         limit = _MANY

@@ -1,0 +1,140 @@
+"""The one pass over the events: how often each duration occurs in each group, and what each step spends there."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import polars as pl
+
+from tracekit.frame import EVENTS, Batch, empty
+
+#: Rows of partial counts that are put together at once.
+_PARTIAL_ROWS = 1 << 19
+
+_DURATION_COLUMNS = ("name", "dur_ns", "n", "self_ns", "call", "first_call")
+_DURATION_KEYS = ("dialect", "clock", "kind", "category", "worker", "stream", "run")
+_STEP_KEYS = ("dialect", "clock", "worker", "stream", "run", "step")
+
+
+class Source(Protocol):
+    """What is counted: see `reading.Run`."""
+
+    def packed(self) -> Iterator[Batch]:
+        """Yield events, packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the pass came to.
+
+    Attributes:
+        durations: the groups, dialect, clock, kind, category, worker, stream, run, name (null unless ordinals are
+            printed), dur_ns, n (how often), self_ns (sum), call and first_call (highest and lowest ordinal).
+        steps: the groups, dialect, clock, worker, stream, run, step, self_ns (sum); only what has a step.
+    """
+
+    durations: pl.DataFrame
+    steps: pl.DataFrame
+
+
+@dataclass(slots=True)
+class _Partial:
+    """Partial counts, put together now and then so that memory follows the groups and not the log."""
+
+    merge: Callable[[pl.DataFrame], pl.DataFrame]
+    parts: list[pl.DataFrame] = field(default_factory=list)
+    height: int = 0
+
+    def add(self, part: pl.DataFrame) -> None:
+        self.parts.append(part)
+        self.height += part.height
+        if self.height > _PARTIAL_ROWS:
+            self.parts = [self.whole()]
+            self.height = self.parts[0].height // 2  # a log without repetition is not merged at every batch
+
+    def whole(self) -> pl.DataFrame:
+        return self.merge(pl.concat(self.parts))
+
+
+def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
+    """Count events per group.
+
+    Args:
+        source: where they come from.
+        by: columns of `frame.EVENTS`.
+        only: a filter over such columns.
+    """
+    keys = list(dict.fromkeys((*by, *_DURATION_KEYS)))
+    step_keys = list(dict.fromkeys((*by, *_STEP_KEYS)))
+    durations = _Partial(lambda frame: _merge(frame, keys))
+    steps = _Partial(lambda frame: frame.group_by(step_keys).agg(pl.col("self_ns").sum()))
+    durations.add(empty({c: _type(c) for c in _duration_columns(keys)}))
+    steps.add(empty({c: EVENTS[c] for c in (*step_keys, "self_ns")}))
+    for batch in source.packed():
+        kept = _filtered(batch, only)
+        durations.add(_durations(kept, keys))
+        if "step" in kept.rows.columns:
+            steps.add(_steps(kept, step_keys))
+    return Counts(durations.whole(), steps.whole())
+
+
+def _filtered(batch: Batch, only: pl.Expr) -> Batch:
+    asked = only.meta.root_names()
+    if not asked:
+        return batch
+    kept = batch.frame({c: EVENTS[c] for c in asked}).select(only).to_series()
+    return Batch(batch.rows.filter(kept), batch.heads, batch.constants)
+
+
+def _durations(batch: Batch, keys: Sequence[str]) -> pl.DataFrame:
+    # Ordinals tell per label whether all calls are there: such labels are kept apart until the end.
+    ordinals = "call" in batch.rows.columns and batch.rows["call"].null_count() < batch.rows.height
+    wanted = list(dict.fromkeys((*keys, "name"))) if ordinals else list(keys)
+    call = pl.col("call") if ordinals else pl.lit(None, dtype=EVENTS["call"])
+    counted = _grouped(
+        batch,
+        wanted,
+        ["dur_ns"],
+        [
+            pl.len().cast(pl.UInt64).alias("n"),
+            pl.col("self_ns").sum(),
+            call.max().cast(EVENTS["call"]).alias("call"),
+            call.min().cast(EVENTS["call"]).alias("first_call"),
+        ],
+    )
+    if "name" not in counted.columns:
+        counted = counted.with_columns(pl.lit(None, dtype=EVENTS["name"]).alias("name"))
+    return counted.select(pl.col(c).cast(_type(c)) for c in _duration_columns(keys))
+
+
+def _steps(batch: Batch, keys: Sequence[str]) -> pl.DataFrame:
+    known = Batch(batch.rows.filter(pl.col("step").is_not_null()), batch.heads, batch.constants)
+    counted = _grouped(known, keys, [], [pl.col("self_ns").sum()])
+    return counted.select(pl.col(c).cast(EVENTS[c]) for c in (*keys, "self_ns"))
+
+
+def _grouped(batch: Batch, keys: Sequence[str], more: Sequence[str], sums: Sequence[pl.Expr]) -> pl.DataFrame:
+    """Aggregate rows by keys: what a head decides is grouped once per head, rows by that group's number."""
+    own = [c for c in keys if c in batch.rows.columns]
+    decided = [c for c in keys if c not in own]
+    table = Batch(batch.heads.with_row_index("head"), batch.heads, batch.constants)
+    heads = table.frame({c: EVENTS[c] for c in decided})
+    groups = heads.unique(maintain_order=True).with_row_index("group")
+    numbers = heads.join(groups, on=decided, how="left", nulls_equal=True, maintain_order="left")["group"]
+    rows = batch.rows.with_columns(numbers.gather(batch.rows["head"]).alias("group"))
+    counted = rows.group_by("group", *own, *more).agg(sums)
+    return counted.with_columns(groups[c].gather(counted["group"]) for c in decided)
+
+
+def _duration_columns(keys: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys((*keys, *_DURATION_COLUMNS)))
+
+
+def _type(column: str) -> pl.DataType:
+    return EVENTS.get(column, EVENTS["call"] if column == "first_call" else pl.UInt64())
+
+
+def _merge(frame: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    groups = list(dict.fromkeys((*keys, "name", "dur_ns")))
+    merged = frame.group_by(groups).agg(pl.col("n", "self_ns").sum(), pl.col("call").max(), pl.col("first_call").min())
+    return merged.select(_duration_columns(keys))
