@@ -1,6 +1,9 @@
 """Device images: where they stand, their formats, their kernels and what those take."""
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import elf_writer as elf
@@ -174,17 +177,35 @@ def test_tables_that_lie_are_refused(tmp_path: Path) -> None:
         report(tmp_path, elf.with_table(BUNDLE, images, sizes=[len(images[0]), 10_000]))
 
 
-def test_a_bomb_is_expanded_in_bounds(tmp_path: Path) -> None:
-    """Gigabytes of zeros behind a SPIR-V header: only as much as the kernels need is decompressed."""
+@pytest.mark.parametrize(
+    ("repeated", "fault"),
+    [
+        (struct.pack("<2I", 2 << 16 | 17, 6), "do not end"),  # capabilities, for ever
+        (bytes(8), None),  # no preamble at all
+    ],
+)
+def test_a_bomb_is_expanded_in_bounds(tmp_path: Path, repeated: bytes, fault: str | None) -> None:
+    """A gigabyte behind a few kilobytes: no more is decompressed than kernel names can need."""
     compressor = zstandard.ZstdCompressor().compressobj()
-    head = elf.spirv(["k"])[:20] + struct.pack("<I", 0x4000 << 16 | 10) * 3
-    bomb = compressor.compress(head)
-    for _ in range(300):
-        bomb += compressor.compress(bytes(1 << 20))
+    bomb = compressor.compress(elf.spirv([])[:20])
+    block = repeated * (1 << 17)
+    for _ in range(1024):
+        bomb += compressor.compress(block)
     bomb += compressor.flush()
-    (image,) = report(tmp_path, elf.with_table(BUNDLE, [bomb], sizes=[len(bomb)])).images
-    assert image.compressed
-    assert image.kernels == ()
+    path = tmp_path / "bomb.so"
+    path.write_bytes(elf.with_table(BUNDLE, [bomb]))
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        "from tracekit.binary import inspect_file; (image,) = inspect_file(sys.argv[1]).images;"
+        "print(len(image.kernels), image.fault)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True, text=True, timeout=60, env=environment, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("0 ")
+    assert (fault or "None") in done.stdout
 
 
 def test_lone_spirv_and_archives(tmp_path: Path) -> None:

@@ -74,11 +74,11 @@ class Source:
             raise DamagedError(f"{self.name}: became shorter while it was read; try again")
         return data
 
-    def part(self, offset: int, size: int) -> "Source":
+    def part(self, offset: int, size: int, name: str = "") -> "Source":
         """Return the bytes from `offset` as a source of their own (clipped to what there is)."""
         offset = min(max(offset, 0), self.size)
         size = min(max(size, 0), self.size - offset)
-        return Source(self.name, size, self.buffer, self.descriptor, self.start + offset)
+        return Source(name or self.name, size, self.buffer, self.descriptor, self.start + offset)
 
     def blocks(self, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) over the whole; each block repeats the last `overlap` bytes of the one before."""

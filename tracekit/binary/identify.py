@@ -40,7 +40,7 @@ def identify(path: str | Path) -> Identity:
                 compiler = names[0] if names else None
             except DamagedError:
                 pass  # still the file that ran: its digest says which
-        return Identity(path=str(path), size=source.size, build_id=build, sha256=_sha256(source), compiler=compiler)
+        return Identity(path=str(path), size=source.size, build_id=build, sha256=sha256(source), compiler=compiler)
 
 
 def build_id(elf: Elf) -> str | None:
@@ -62,7 +62,8 @@ def compilers(elf: Elf) -> tuple[str, ...]:
     return tuple(sorted((line for line in lines if line), key=lambda line: line.startswith("GCC:")))
 
 
-def _sha256(source: Source) -> str:
+def sha256(source: Source) -> str:
+    """Return the SHA-256 of the whole file in hexadecimal."""
     digest = hashlib.sha256()
     for offset in range(0, source.size, BLOCK):
         digest.update(source.read(offset, min(BLOCK, source.size - offset)))

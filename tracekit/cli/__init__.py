@@ -14,7 +14,18 @@ from tracekit import __version__
 from tracekit.errors import TracekitError
 
 #: The commands, in the order of ``tracekit --help``: module ``tracekit.cli.<name>`` holds ``command``.
-COMMANDS: tuple[str, ...] = ("top", "layers", "steps", "budget", "convert", "events", "formats", "demo")
+COMMANDS: tuple[str, ...] = (
+    "top",
+    "layers",
+    "steps",
+    "budget",
+    "convert",
+    "events",
+    "inspect",
+    "doctor",
+    "formats",
+    "demo",
+)
 
 
 class Commands(click.Group):
