@@ -53,6 +53,7 @@ DIALECT = Dialect(
     },
     expects=(" dev=", " op=", " name=", " ne=", " us="),
     clock="host-wait",
+    passes="layers",
     resolution_ns=1000,
     switch="GGML_SYCL_OP_TIMING=1 in the environment of each worker (any value but 0)",
     meaning="host time of one operation, with a wait for the device after it",

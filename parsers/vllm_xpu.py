@@ -63,6 +63,7 @@ EVENTS = Dialect(
     clock="host-sync-unknown",
     whole_stream=True,
     process="process",
+    passes="regions",
     switch="VLLM_XPU_DECODE_TIMING=1, with VLLM_XPU_DECODE_TIMING_PRINT_EVERY=1 for every call",
     meaning="host time of one call of a region; nested regions print before the one that holds them",
     sample="[vllm-xpu-timing] rank=0 label=all_reduce:(48, 2048):torch.bfloat16 count=200 last_ms=0.106150",

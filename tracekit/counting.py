@@ -1,6 +1,8 @@
 """The one pass over the events: how often each duration occurs in each group, and what each step spends there."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +12,9 @@ from tracekit.frame import EVENTS, Batch, empty
 
 #: Rows of partial counts that are put together at once.
 _PARTIAL_ROWS = 1 << 19
+
+#: Batches that wait to be counted.
+_WAITING = 2
 
 _DURATION_COLUMNS = ("name", "dur_ns", "n", "self_ns", "call", "first_call")
 _DURATION_KEYS = ("dialect", "clock", "kind", "category", "worker", "stream", "run")
@@ -70,11 +75,22 @@ def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
     steps = _Partial(lambda frame: frame.group_by(step_keys).agg(pl.col("self_ns").sum()))
     durations.add(empty({c: _type(c) for c in _duration_columns(keys)}))
     steps.add(empty({c: EVENTS[c] for c in (*step_keys, "self_ns")}))
-    for batch in source.packed():
+
+    def add(batch: Batch) -> None:
         kept = _filtered(batch, only)
         durations.add(_durations(kept, keys))
         if "step" in kept.rows.columns:
             steps.add(_steps(kept, step_keys))
+
+    # One thread counts while the next batch is read; no more than two batches wait for it.
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[Future[None]] = deque()
+        for batch in source.packed():
+            waiting.append(pool.submit(add, batch))
+            if len(waiting) > _WAITING:
+                waiting.popleft().result()
+        for done in waiting:
+            done.result()
     return Counts(durations.whole(), steps.whole())
 
 
@@ -121,7 +137,10 @@ def _grouped(batch: Batch, keys: Sequence[str], more: Sequence[str], sums: Seque
     heads = table.frame({c: EVENTS[c] for c in decided})
     groups = heads.unique(maintain_order=True).with_row_index("group")
     numbers = heads.join(groups, on=decided, how="left", nulls_equal=True, maintain_order="left")["group"]
-    rows = batch.rows.with_columns(numbers.gather(batch.rows["head"]).alias("group"))
+    asked = dict.fromkeys(c for e in sums for c in e.meta.root_names())
+    rows = batch.rows.select(*dict.fromkeys((*own, *more, *asked))).with_columns(
+        numbers.gather(batch.rows["head"]).alias("group")
+    )
     counted = rows.group_by("group", *own, *more).agg(sums)
     return counted.with_columns(groups[c].gather(counted["group"]) for c in decided)
 

@@ -93,6 +93,7 @@ class RecordReader:
     """Reads the records of one stream.
 
     Attributes:
+        lines: physical lines so far.
         heads: the dictionary per dialect name.
         tallies: counts per dialect name.
         rejects: refused records (schema `frame.REJECTS` without its stream).
@@ -102,6 +103,7 @@ class RecordReader:
 
     dialects: Sequence[Dialect]
     other_markers: Sequence[str] = ()
+    lines: int = 0
     heads: dict[str, Heads] = field(default_factory=dict)
     tallies: dict[str, Tally] = field(default_factory=dict)
     rejects: list[pl.DataFrame] = field(default_factory=list)
@@ -128,7 +130,12 @@ class RecordReader:
             the line) and pid where records do not stand alone on their lines.
         """
         rows: dict[str, list[pl.DataFrame]] = {}
-        lines = block.lines() if prescan is None else self._fast_lane(block, prescan, rows)
+        if prescan is None:
+            lines = block.lines(self.lines + 1)
+            self.lines += lines.height
+        else:
+            lines = self._fast_lane(block, prescan, rows)
+            self.lines += len(prescan.scan.ends)
         if lines.height:
             lines, plain = self._plain_lines(lines)
             for dialect, frame in plain:
@@ -153,7 +160,7 @@ class RecordReader:
         if not valid.all():
             taken, ids, values = taken[valid], ids[valid], values[valid]
         columns = {
-            "line": (taken + block.first).astype(np.uint32),
+            "line": (taken + self.lines + 1).astype(np.uint32),
             "head": ids.astype(np.uint32),
             dialect.fields[0].column: values * dialect.plain_number,
         }
@@ -162,8 +169,8 @@ class RecordReader:
         others[taken] = False
         left = np.flatnonzero(others)
         if len(left) * 4 < len(others):
-            return block.some(left, found.starts, found.ends)
-        return block.lines().filter(pl.Series(others))
+            return block.some(self.lines + 1, left, found.starts, found.ends)
+        return block.lines(self.lines + 1).filter(pl.Series(others))
 
     def _ids(self, dialect: Dialect, block: Block, found: Scan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the id of each scanned head and whether it is valid; new heads are parsed."""

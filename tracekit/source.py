@@ -57,35 +57,38 @@ class Stream:
 
 @dataclass(slots=True)
 class Ledger:
-    """What reading one stream came to: counts, and what went wrong on the way (empty if nothing)."""
+    """What reading one stream came to: its size, and what went wrong on the way (empty if nothing)."""
 
-    lines: int = 0
     bytes: int = 0
     broken: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines: the number of the first, and their bytes, where every line ends with one ``\\n``."""
+    """Whole lines: their bytes, where every line ends with one ``\\n``."""
 
-    first: int
     data: bytes
 
-    def lines(self) -> pl.DataFrame:
-        """Return all lines: ``line`` UInt32 (from 1), ``text`` String (without its line end)."""
-        text = self.data[:-1].decode("utf-8", "replace")
-        return self._frame(np.arange(self.data.count(b"\n")), pl.Series([text]).str.split("\n").explode())
+    def lines(self, first: int) -> pl.DataFrame:
+        """Return all lines: ``line`` UInt32 (counted from `first`), ``text`` String (without its line end)."""
+        text = pl.Series([self.data[:-1].decode("utf-8", "replace")]).str.split("\n").explode()
+        return self._frame(np.arange(first, first + len(text)), text)
 
     def some(
-        self, rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+        self,
+        first: int,
+        rows: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
     ) -> pl.DataFrame:
         """Return some lines, as `lines` does: their indices in the block, and where all lines start and end."""
         places = zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)
         texts = [self.data[start:end].decode("utf-8", "replace") for start, end in places]
-        return self._frame(rows, pl.Series(texts, dtype=pl.String))
+        return self._frame(rows + first, pl.Series(texts, dtype=pl.String))
 
-    def _frame(self, rows: npt.NDArray[np.int64], text: pl.Series) -> pl.DataFrame:
-        return pl.DataFrame([pl.Series("line", (rows + self.first).astype(np.uint32)), text.alias("text")])
+    @staticmethod
+    def _frame(numbers: npt.NDArray[np.int64], text: pl.Series) -> pl.DataFrame:
+        return pl.DataFrame([pl.Series("line", numbers.astype(np.uint32)), text.alias("text")])
 
 
 class _Readable(Protocol):
@@ -112,9 +115,7 @@ class Source:
                 data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             if not data.endswith(b"\n"):
                 data += b"\n"
-            block = Block(self.ledger.lines + 1, data)
-            self.ledger.lines += data.count(b"\n")
-            yield block
+            yield Block(data)
 
     def _cut(self) -> Iterator[bytes]:
         """Yield blocks of bytes that end at a line end (the last may not)."""

@@ -1,0 +1,378 @@
+"""One log: its lines to records, to packed frames. What must be seen whole is held until the log's end."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from tracekit import checks, rules
+from tracekit.dialect import Dialect
+from tracekit.enrich import label_self_ns, nest, ordinals, region_classes
+from tracekit.frame import COVERAGE, FINDINGS, REJECTS, STEPS, SUMMARIES, Batch, conform, empty
+from tracekit.outcome import Outcome, finding
+from tracekit.passes import vllm
+from tracekit.passes.ggml import GgmlPasses, HeadTable, Passes, head_table
+from tracekit.records import PLACE, Prescan, RecordReader, Tally
+from tracekit.source import Block, Source, Stream
+
+#: Rows that are handed on together: enough to make the cost of a call small, few enough to be light.
+_BATCH_ROWS = 1 << 18
+
+#: Blocks that are scanned ahead, each in a thread.
+_AHEAD = 2
+
+
+@dataclass(slots=True)
+class LogReading:
+    """One log: its lines to records to frames."""
+
+    stream: Stream
+    dialects: Sequence[Dialect]
+    several: bool
+    source: Source = field(init=False)
+    reader: RecordReader = field(init=False)
+    held: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
+    summaries: pl.DataFrame = field(default_factory=lambda: empty(SUMMARIES))
+    steps: pl.DataFrame = field(default_factory=lambda: empty(STEPS))
+    labels: list[pl.DataFrame] = field(default_factory=list)
+    checked: list[tuple[str, checks.Finding]] = field(default_factory=list)
+    graphs: dict[str, "_Graph"] = field(default_factory=dict)
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.source = Source(self.stream)
+        self.reader = RecordReader(self.dialects, [m.text for m in rules.markers()])
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """Yield events; a stream with records that must be seen whole yields from there on only at its end."""
+        whole = {d.name for d in self.dialects if d.whole_stream}
+        waiting = 0
+        for block, prescan in _ahead(self.source.blocks(), self.reader.prescan):
+            for name, rows in self.reader.read(block, prescan).items():
+                self.held.setdefault(name, []).append(rows)
+                waiting += rows.height
+            if waiting >= _BATCH_ROWS and not whole & set(self.held):
+                yield from _filled(self._packed(self._settle(self._take(), last=False)))
+                waiting = 0
+        yield from _filled(self._packed(self._events(self._settle(self._take(), last=True))))
+
+    def _take(self) -> dict[str, pl.DataFrame]:
+        """Hand over the rows that were held."""
+        found = {name: pl.concat(parts, how="diagonal") for name, parts in self.held.items()}
+        self.held = {}
+        return found
+
+    def _settle(self, found: dict[str, pl.DataFrame], *, last: bool) -> dict[str, pl.DataFrame]:
+        """Return the rows that can be handed on; of a graph's rows those whose pass is whole."""
+        for dialect in self.dialects:
+            if dialect.passes == "layers" and (dialect.name in found or dialect.name in self.graphs):
+                graph = self.graphs.setdefault(dialect.name, _Graph())
+                heads = self.reader.heads[dialect.name].table
+                assert heads is not None
+                found[dialect.name] = graph.settle(found.get(dialect.name), heads, last=last)
+        return {name: rows for name, rows in found.items() if rows.height}
+
+    def _events(self, found: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+        """Finish a whole stream: find what nests, put summaries aside, compare both."""
+        by_name = {d.name: d for d in self.dialects}
+        events, sums = {}, {}
+        for name, rows in found.items():
+            dialect = by_name[name]
+            if dialect.process == "process":
+                rows = rows.with_columns(self._head(name, "process").gather(rows["head"]).alias("process"))
+            if dialect.kind == "step":
+                self._keep_steps(dialect, rows)
+            elif dialect.kind == "summary":
+                sums[name] = rows
+            elif "call" in rows.columns:
+                events[name] = self._regions(name, rows)
+            else:
+                events[name] = rows
+        for name, rows in sums.items():
+            family = [r for n, r in events.items() if by_name[n].family == by_name[name].family]
+            self._summarise(by_name[name], rows, family)
+        return events
+
+    def _keep_steps(self, dialect: Dialect, rows: pl.DataFrame) -> None:
+        """Keep printed steps, and their rows as summaries of that step."""
+        rows = rows.sort(PLACE, maintain_order=True).with_row_index("seq")
+        sums = self._batch(dialect, rows).frame(SUMMARIES)
+        self.summaries = pl.concat([self.summaries, sums])
+        spent = (
+            label_self_ns(sums)
+            .group_by("line", "worker", "rank", pl.col("category").cast(pl.String))
+            .agg(
+                pl.when(pl.col("self_ns").is_not_null().all()).then(pl.col("self_ns").sum()).alias("self_ns"),
+                pl.col("cost_ns").sum(),
+            )
+            .sort("self_ns", "category", descending=[True, False], nulls_last=True)
+            .group_by("line", "worker", "rank")
+            .agg(pl.struct("category", "self_ns").alias("categories"), pl.col("cost_ns").sum())
+        )
+        steps = pl.concat(self.reader.steps[dialect.name]).join(spent, on="line", how="left", maintain_order="left")
+        steps = steps.with_columns(
+            pl.coalesce("dur_ns", "cost_ns").alias("dur_ns"),
+            pl.lit(dialect.name).alias("dialect"),
+            pl.lit(self.stream.path).alias("stream"),
+            pl.lit(0).alias("run"),
+        )
+        self.steps = pl.concat([self.steps, conform(steps, STEPS)])
+
+    def _head(self, name: str, column: str) -> pl.Series:
+        heads = self.reader.heads[name].table
+        assert heads is not None
+        return heads[column]
+
+    def _regions(self, name: str, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add kind, run, depth and self time: regions nest within a process's run, and samples do not nest."""
+        rows = ordinals(rows)
+        classes = region_classes(self._head(name, "name"))[rows["head"].to_numpy()]
+        dur_ns = rows["dur_ns"].to_numpy()
+        depth = np.zeros(rows.height, np.uint8)
+        self_ns = dur_ns.copy()
+        is_event = (rows["kind"] == "event").to_numpy()
+        process = rows.select(pl.struct("process", "run").rank("dense")).to_series().to_numpy()
+        for one in np.unique(process):
+            mine = np.flatnonzero((process == one) & is_event)
+            nesting = nest(classes[mine], dur_ns[mine])
+            depth[mine], self_ns[mine] = nesting.depth, nesting.self_ns
+        self._check_ordinals(name, rows)
+        heads = self.reader.heads[name].table
+        assert heads is not None
+        return vllm.steps(rows.drop("repeated"), heads).with_columns(
+            pl.Series("depth", depth), pl.Series("self_ns", pl.Series(self_ns).set(~pl.Series(is_event), None))
+        )
+
+    def _check_ordinals(self, name: str, rows: pl.DataFrame) -> None:
+        labels = rows.group_by("process", "run", "head", maintain_order=True).agg(
+            pl.col("kind").first(),
+            pl.len().alias("n"),
+            pl.col("call").min().alias("first_call"),
+            pl.col("call").max(),
+            pl.col("repeated").sum(),
+            pl.col("line").min(),
+            pl.col("dur_ns").sum().alias("total_ns"),
+        )
+        text = self._head(name, "name").gather(labels["head"]).alias("name")
+        rank = self._head(name, "rank").gather(labels["head"]).alias("rank")
+        labels = labels.with_columns(text, rank).with_columns(
+            pl.concat_str(pl.lit("rank "), pl.col("process"), pl.lit(" "), pl.col("name")).alias("label")
+        )
+        self.labels.append(labels)
+        self.checked += [(name, f) for f in (*checks.ordinals(labels), *checks.peers(labels))]
+
+    def _summarise(self, dialect: Dialect, rows: pl.DataFrame, events: Sequence[pl.DataFrame]) -> None:
+        """Keep the last row of each process, run and label: printed aggregates are cumulative."""
+        if events:
+            # A summary belongs to the run whose lines stand before it.
+            before = pl.concat([e.select("process", "line", "run") for e in events]).sort("line")
+            rows = rows.sort("line").join_asof(before, on="line", by="process", check_sortedness=False)
+            rows = rows.with_columns(pl.col("run").fill_null(0))
+        else:
+            rows = rows.with_columns(pl.int_range(pl.len()).over("head").cast(pl.UInt16).alias("run"))
+        last = rows.group_by("run", "head", maintain_order=True).last()
+        last = last.with_columns(pl.Series("seq", np.arange(last.height, dtype=np.uint64)))
+        self.summaries = pl.concat([self.summaries, self._batch(dialect, last).frame(SUMMARIES)])
+        for labels in self.labels:
+            name = self._head(dialect.name, "name").gather(last["head"]).alias("name")
+            self.checked += [(dialect.name, f) for f in checks.summaries(labels, last.with_columns(name))]
+
+    def _packed(self, found: dict[str, pl.DataFrame]) -> list[Batch]:
+        """Number rows in printed order over all dialects, and pack them."""
+        if not found:
+            return []
+        by_name = {d.name: d for d in self.dialects}
+        height = sum(rows.height for rows in found.values())
+        numbers = np.arange(self.rows, self.rows + height, dtype=np.uint64)
+        self.rows += height
+        if len(found) == 1:
+            name, rows = next(iter(found.items()))
+            return [self._batch(by_name[name], rows.with_columns(pl.Series("seq", numbers)))]
+        places = pl.concat(
+            [_placed(rows).select(pl.lit(name).alias("dialect"), *PLACE) for name, rows in found.items()]
+        ).with_row_index()
+        order = places.sort(PLACE, maintain_order=True)["index"].to_numpy()
+        seq = np.empty(height, np.uint64)
+        seq[order] = numbers
+        batches, start = [], 0
+        for name, rows in found.items():
+            own = pl.Series("seq", seq[start : start + rows.height])
+            batches.append(self._batch(by_name[name], rows.with_columns(own)))
+            start += rows.height
+        return batches
+
+    def _batch(self, dialect: Dialect, rows: pl.DataFrame) -> Batch:
+        heads = self.reader.heads[dialect.name].table
+        assert heads is not None
+        if "exact_ns" in rows.columns:
+            rows = rows.with_columns(pl.coalesce("exact_ns", "dur_ns").alias("dur_ns"))
+        if "self_ns" not in rows.columns and dialect.kind == "event":
+            rows = rows.with_columns(pl.col("dur_ns").alias("self_ns"))
+        if "pid" in rows.columns:
+            own = heads["label_pid"].gather(rows["head"]).alias("label_pid")
+            rows = rows.with_columns(pl.coalesce(pl.col("pid"), own).alias("pid"))
+        else:
+            heads = heads.rename({"label_pid": "pid"})
+        constants: dict[str, str | int | bool] = {
+            "dialect": dialect.name,
+            "stream": self.stream.path,
+            "run": 0,
+            "kind": "event",
+            "clock": dialect.clock,
+            "depth": 0,
+            "recovered": False,
+            "layer_inferred": False,
+        }
+        if dialect.process:
+            heads = heads.with_columns(self._worker(dialect).cast(pl.Categorical()).alias("worker"))
+        else:
+            constants["worker"] = self.stream.worker
+        return Batch(rows, heads, constants)
+
+    def _worker(self, dialect: Dialect) -> pl.Expr:
+        """Name the process that a head's rank or device stands for; with several logs, the log's name before it."""
+        text = pl.col(dialect.process).cast(pl.String)
+        if dialect.process == "device":
+            name = pl.concat_str(pl.lit("device "), text)
+        else:
+            name = pl.when(text.str.starts_with("pid")).then(text).otherwise(pl.concat_str(pl.lit("rank "), text))
+        return pl.concat_str(pl.lit(self.stream.worker + " "), name) if self.several else name
+
+    def outcome(self) -> Outcome:
+        """Return what the reading came to, once all batches were taken."""
+        reader = self.reader
+        rejects = reader.rejected().with_columns(pl.lit(self.stream.path).cast(pl.Categorical()).alias("stream"))
+        tallies = reader.tallies
+        names = list(tallies) or [""]
+        counts = [tallies.get(name, Tally()) for name in names]
+        coverage = pl.DataFrame(
+            {
+                "stream": [self.stream.path] * len(names),
+                "dialect": [n or None for n in names],
+                "lines": [reader.lines] * len(names),
+                "records": [t.records for t in counts],
+                "recovered": [0] * len(names),
+                "rejected": [t.rejected for t in counts],
+                "quoted": [t.quoted for t in counts],
+                "frame_lines": [t.structure for t in counts],
+            },
+            schema=COVERAGE,
+        )
+        return Outcome(
+            self.summaries,
+            self.steps,
+            rejects.select(list(REJECTS)),
+            coverage,
+            pl.concat([empty(FINDINGS), *self._findings(rejects)]),
+            {marker: count for marker, (count, _) in reader.unparsed.items()},
+        )
+
+    def _findings(self, rejects: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        path, reader = self.stream.path, self.reader
+        if self.source.ledger.broken:
+            what = f"the file is damaged or cut ({self.source.ledger.broken}): what came before that was read"
+            yield finding("fault", "damaged-file", path, "", self.reader.lines, 1, what)
+        if not reader.tallies:
+            yield finding("note", "no-records", path, "", 0, 1, "no timing record in this log")
+        for name, tally in reader.tallies.items():
+            if tally.rejected:
+                first = rejects.filter(pl.col("dialect") == name).row(0, named=True)
+                what = f"records that could not be read; the first: {first['reason']}: {first['text']}"
+                yield finding("fault", "rejected", path, name, first["line"], tally.rejected, what)
+            if tally.quoted:
+                what = "lines quote the marker (prose, a traceback's source): no records"
+                yield finding("note", "quoted-marker", path, name, 0, tally.quoted, what)
+            if tally.foreign_tail:
+                what = "records with other text behind them on their line: read up to it"
+                yield finding("note", "text-behind", path, name, 0, tally.foreign_tail, what)
+        for name, graph in self.graphs.items():
+            self.checked += [(name, replace(f, line=graph.line(f.line))) for f in graph.finder.findings()]
+        for name, check in self.checked:
+            yield finding(check.severity, check.code, path, name, check.line, check.count, check.message)
+        meanings = {m.text: m.meaning for m in rules.markers()}
+        for marker, (count, line) in reader.unparsed.items():
+            what = f"lines with {marker}, which no dialect reads yet ({meanings[marker]})"
+            yield finding("note", "unparsed-marker", path, "", line, count, what)
+
+
+@dataclass(slots=True)
+class _Graph:
+    """The rows of a graph's operations that wait for the end of their pass, and where the settled ones stood."""
+
+    finder: GgmlPasses = field(default_factory=GgmlPasses)
+    waiting: pl.DataFrame | None = None
+    table: HeadTable | None = None
+    known: int = 0
+    #: Rows that were settled before each batch, and its first line: to tell lines of findings.
+    places: list[tuple[int, pl.Series]] = field(default_factory=list)
+    settled: int = 0
+
+    def settle(self, rows: pl.DataFrame | None, heads: pl.DataFrame, *, last: bool) -> pl.DataFrame:
+        """Take new rows; return those whose pass is whole, with step, tokens, phase, layer."""
+        if self.table is None or heads.height > self.known:
+            self.table, self.known = head_table(heads), heads.height
+        waiting = [r for r in (self.waiting, rows) if r is not None]
+        pending = pl.concat(waiting, how="diagonal")
+        new = rows["head"].to_numpy().astype(np.int64) if rows is not None else np.zeros(0, np.int64)
+        parts = [self.finder.feed(new, self.table)]
+        if last:
+            parts.append(self.finder.finish(self.table))
+        height = sum(len(p.step) for p in parts)
+        self.waiting = pending.slice(height)
+        done = pending.head(height)
+        self.places.append((self.settled, done["line"]))
+        self.settled += height
+        return self._with_passes(done, parts)
+
+    def _with_passes(self, rows: pl.DataFrame, parts: Sequence[Passes]) -> pl.DataFrame:
+        tokens = np.concatenate([p.tokens for p in parts])
+        decodes = self.finder.decodes(tokens)
+        code = np.where(tokens < 0, 0, np.where(decodes, 1, 2)).astype(np.int64)
+        return rows.with_columns(
+            pl.Series("step", np.concatenate([p.step for p in parts]), dtype=pl.Int32),
+            pl.Series("tokens", tokens, dtype=pl.Int32).set(pl.Series(tokens < 0), None),
+            _PHASES.gather(pl.Series(code)).alias("phase"),
+            _no_layer(pl.Series("layer", np.concatenate([p.layer for p in parts]), dtype=pl.Int16)),
+            pl.Series("layer_inferred", np.concatenate([p.inferred for p in parts])),
+        )
+
+    def line(self, row: int) -> int:
+        """Return the line of a row (from 1 over all rows), 0 if there is none."""
+        for before, lines in reversed(self.places):
+            if row > before and row - before <= len(lines):
+                return int(lines[row - before - 1])
+        return 0
+
+
+_PHASES = pl.Series([None, "decode", "prefill"], dtype=pl.Categorical())
+
+
+def _no_layer(layer: pl.Series) -> pl.Series:
+    return layer.set(layer < 0, None)
+
+
+def _filled(batches: list[Batch]) -> Iterator[list[Batch]]:
+    """Yield batches if there are any."""
+    if batches:
+        yield batches
+
+
+def _placed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the place within the line where all records stand alone."""
+    return rows if "sub" in rows.columns else rows.with_columns(pl.lit(0, dtype=pl.UInt16).alias("sub"))
+
+
+def _ahead(blocks: Iterable[Block], work: Callable[[Block], Prescan | None]) -> Iterator[tuple[Block, Prescan | None]]:
+    """Do work on the next blocks while the last one is used (numpy lets threads run side by side)."""
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        waiting: deque[tuple[Block, Future[Prescan | None]]] = deque()
+        for block in blocks:
+            waiting.append((block, pool.submit(work, block)))
+            if len(waiting) > _AHEAD:
+                first, done = waiting.popleft()
+                yield first, done.result()
+        for block, done in waiting:
+            yield block, done.result()

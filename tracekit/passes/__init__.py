@@ -1,0 +1,1 @@
+"""Model passes (steps), found without any marker: one module per family of dialects."""

@@ -1,0 +1,91 @@
+"""Model passes of vLLM's workers, by the runner's phases and the batch that labels tell.
+
+A pass ends with the region around the model's forward; what the runner does after it (logits, sampling, bookkeeping)
+belongs to it too, until it prepares the next. So a step begins with ``preprocess``, or where no such label is printed,
+with the first region of the model after the runner's. Counts follow the scheduler's steps, not tokens; a last
+``preprocess`` may have no forward, and regions of the warm-up stand before the first one: they belong to no step.
+
+The batch is told by shapes in labels only (``all_reduce:(32, 256):...``, ``...:M4``): where none are printed (one rank)
+tokens and phase are not known.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit import rules
+from tracekit.enrich import region_classes
+
+#: So many of the steps must have one width for it to be a batch of decodes rather than a prompt.
+_REPEATED_PART = 0.3
+
+_PREPARES = r"(^|\.)preprocess$"
+_RUNNER = ("runner", "postprocess", "logits", "logits-head", "allgather")
+
+
+def steps(rows: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
+    """Add ``step``, ``tokens`` and ``phase`` to rows of one stream.
+
+    Args:
+        rows: columns head, process, run, kind, in printed order.
+        heads: columns name, rank, tokens by ``head``.
+    """
+    labels = heads["name"].cast(pl.String)
+    classes = region_classes(labels)
+    names = [r.name for r in rules.regions()]
+    marks = pl.DataFrame(
+        {
+            "forward": classes == names.index("forward"),
+            "runner": np.isin(classes, [names.index(n) for n in _RUNNER]),
+            "prepares": labels.str.contains(_PREPARES),
+            "ranked": heads["rank"].is_not_null(),
+            "width": heads["tokens"],
+        }
+    )
+    rows = rows.with_columns(marks[c].gather(rows["head"]).alias(c) for c in marks.columns)
+    numbered = [_number(part) for _, part in rows.with_row_index("at").group_by("process", "run", maintain_order=True)]
+    found = pl.concat(numbered).sort("at")
+    return found.drop("at", *marks.columns)
+
+
+def _number(rows: pl.DataFrame) -> pl.DataFrame:
+    """Number the steps of one process and run."""
+    forward = rows["forward"].to_numpy()
+    if not rows["ranked"].any() or not forward.any() or (rows["kind"] != "event").any():
+        blank = (pl.lit(None, dtype=t).alias(c) for c, t in (("step", pl.Int32), ("tokens", pl.Int32)))
+        return rows.with_columns(*blank, pl.lit(None, dtype=pl.String).alias("phase"))
+    prepares = rows["prepares"].to_numpy()
+    begins = prepares if prepares.any() else _model_after_runner(rows["runner"].to_numpy(), forward)
+    step = np.cumsum(begins) - 1
+    whole = np.unique(step[forward])
+    # Regions before the first preparation, and a preparation without a forward, belong to no step.
+    order = np.full(int(step.max()) + 2, -1)
+    order[whole[whole >= 0]] = np.arange((whole >= 0).sum())
+    number = order[step]
+    rows = rows.with_columns(pl.Series("step", number, dtype=pl.Int32).set(pl.Series(number < 0), None))
+    width = pl.col("width").drop_nulls().mode().max().over("step")
+    rows = rows.with_columns(pl.when(pl.col("step").is_not_null()).then(width).cast(pl.Int32).alias("tokens"))
+    return rows.with_columns(_phase(rows))
+
+
+def _model_after_runner(runner: npt.NDArray[np.bool_], forward: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return where regions of the model begin again after a forward and what the runner did behind it."""
+    behind = np.zeros(len(runner), np.bool_)
+    ended = np.maximum.accumulate(np.where(forward | runner, np.arange(len(runner)), -1))
+    behind[1:] = (ended[:-1] == np.arange(len(runner) - 1)) & ~runner[1:] & ~forward[1:]
+    behind[0] = True
+    return behind
+
+
+def _phase(rows: pl.DataFrame) -> pl.Series:
+    """Tell decode from prefill by the width: one row is decode, so is a width that repeats below the largest."""
+    widths = rows.select("step", "tokens").drop_nulls().unique()["tokens"]
+    if widths.is_empty():
+        return pl.repeat(None, rows.height, dtype=pl.String, eager=True).alias("phase")
+    counts = widths.value_counts()
+    repeated = counts.filter(pl.col("count") >= max(3, _REPEATED_PART * len(widths)))["tokens"]
+    largest = widths.max()
+    decode = (pl.col("tokens") == 1) | (pl.col("tokens").is_in(repeated.implode()) & (pl.col("tokens") < largest))
+    prefill = (pl.col("tokens") > 1) & ~pl.col("tokens").is_in(repeated.implode())
+    phase = pl.when(decode).then(pl.lit("decode")).when(prefill).then(pl.lit("prefill"))
+    return rows.select(phase.alias("phase")).to_series()
