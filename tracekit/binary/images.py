@@ -4,7 +4,6 @@ The linker's table ``.tgtimg`` (address and size of every image) says where imag
 sections of device code are searched for what an image opens with.
 """
 
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -194,7 +193,18 @@ def _relocated(elf: Elf, table: Section) -> dict[int, int]:
 
 
 #: What an image can open with, for the search.
-_OPENING = re.compile(b"|".join(re.escape(magic) for magic in (spirv.MAGIC, _ZSTD, b"\x7fELF", _ARCHIVE)))
+_MAGICS = (spirv.MAGIC, _ZSTD, b"\x7fELF", _ARCHIVE)
+
+
+def _magics(block: bytes) -> list[int]:
+    """Return where in a block an image may open, in order. Four plain searches are faster than one pattern."""
+    found = []
+    for magic in _MAGICS:
+        at = block.find(magic)
+        while at >= 0:
+            found.append(at)
+            at = block.find(magic, at + 1)
+    return sorted(found)
 
 
 def _searched(elf: Elf, section: Section) -> Iterator[tuple[str, int, int]]:
@@ -204,8 +214,8 @@ def _searched(elf: Elf, section: Section) -> Iterator[tuple[str, int, int]]:
     ends: list[int | None] = []
     beyond = 0
     for begin, block in content.blocks(overlap=64):
-        for match in _OPENING.finditer(block):
-            at = begin + match.start()
+        for place in _magics(block):
+            at = begin + place
             if at < beyond or not _opens(content, at):
                 continue
             length = _length(content.part(at, content.size - at))
