@@ -183,7 +183,7 @@ def _per_step(by: tuple[str, ...], steps: pl.DataFrame, how: Topology) -> pl.Dat
     step = pl.struct("stream", "run", "step")
     there = steps.group_by("worker").agg(step.n_unique().alias("there"))
     split = list(dict.fromkeys((*by, "worker")))
-    own = steps.group_by(dict.fromkeys((*split, "stream", "run", "step"))).agg(pl.col("self_ns").sum())
+    own = steps.group_by(list(dict.fromkeys((*split, "stream", "run", "step")))).agg(pl.col("self_ns").sum())
     own = own.join(there, on="worker").sort("self_ns")
     if "step" in by:
         own = own.with_columns(pl.lit(1, dtype=pl.UInt32).alias("there"))
