@@ -18,6 +18,22 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 
+VARINT, FIXED64, LENGTH = 0, 1, 2
+
+
+def tag(number: int, wire: int) -> bytes:
+    """Return the bytes that announce a field: its number and its wire type.
+
+    >>> tag(17, VARINT).hex()
+    '8801'
+    """
+    key, parts = number << 3 | wire, bytearray()
+    while key > 0x7F:
+        parts.append(key & 0x7F | 0x80)
+        key >>= 7
+    return bytes([*parts, key])
+
+
 class Field(Protocol):
     """One field of every message.
 
@@ -40,7 +56,7 @@ def varint_size(values: Ints) -> Ints | int:
     if not len(values):
         return 1
     lowest, highest = int(values.min()), int(values.max())
-    if 0 <= lowest and highest < 128:
+    if lowest >= 0 and highest < 128:
         return 1
     size = np.ones(len(values), np.int64)
     bound = 128
@@ -175,12 +191,15 @@ class Some:
         self.inside.write(buffer, at[self.rows])
 
 
-def interleave(shapes: Sequence[tuple[Ints, Message]]) -> Bytes:
+def interleave(shapes: Sequence[tuple[Ints, Message]]) -> tuple[Bytes, Ints]:
     """Encode messages of several shapes into one run of bytes.
 
     Args:
         shapes: for each shape the places of its messages in the common order (together a permutation of
             ``range(n)``), and the messages.
+
+    Returns:
+        The bytes, and where each message begins in them.
     """
     total = sum(len(places) for places, _ in shapes)
     sizes = np.empty(total, np.int64)
@@ -192,4 +211,4 @@ def interleave(shapes: Sequence[tuple[Ints, Message]]) -> Bytes:
     for places, message in shapes:
         if len(places):
             message.write(buffer, starts[places])
-    return buffer
+    return buffer, starts

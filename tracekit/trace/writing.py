@@ -1,0 +1,91 @@
+"""`write_trace`: reads a source twice, once to see what there is and once to place and write it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.errors import UsageError
+from tracekit.trace.beside import written_beside
+from tracekit.trace.layout import plan
+from tracekit.trace.perfetto import PerfettoWriter
+from tracekit.trace.slices import ARGUMENTS, Texts
+from tracekit.trace.source import TraceSource
+from tracekit.trace.survey import survey
+from tracekit.trace.timeline import Progress, Timeline
+
+FORMATS = ("perfetto", "chrome-json", "speedscope", "folded")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """What was written.
+
+    Attributes:
+        path, format: the file.
+        layout, reason: the layout that was used and why; empty for flame graphs, which have no timeline.
+        slices: operations in it; aggregates: slices that stand for samples or printed summaries; tracks: all.
+        notes: what a reader must know, each one sentence.
+    """
+
+    path: Path
+    format: str
+    layout: str
+    reason: str
+    slices: int
+    aggregates: int
+    tracks: int
+    notes: tuple[str, ...]
+
+
+def write_trace(
+    source: TraceSource,
+    path: str | Path,
+    *,
+    layout: str = "auto",
+    format: str = "perfetto",
+    compress: bool = False,
+    steps: range | None = None,
+    where: pl.Expr | None = None,
+    min_dur_ns: int = 0,
+    arguments: Sequence[str] = ARGUMENTS,
+    progress: Progress | None = None,
+) -> TraceReport:
+    """Write events as a trace. They are read twice and never held whole.
+
+    Args:
+        source: where the events come from.
+        path: the file; it appears when it is complete.
+        layout: one of `LAYOUTS`, or ``auto``: the best that the data allows.
+        format: one of `FORMATS`.
+        compress: deflate packets (Perfetto only): a third of the size, and every reader knows it.
+        steps: only these steps; the timeline begins with the first of them.
+        where: shows only the events for which it holds (columns of `frame.EVENTS`). The others keep their time.
+        min_dur_ns: hides shorter events. They keep their time.
+        arguments: what slices tell besides name and category, some of `ARGUMENTS`.
+        progress: called now and then with the events written and the events there are.
+
+    Raises:
+        UsageError: an unknown layout, format or argument; a layout that needs what the log does not tell.
+        OutputError: the file cannot be written.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"unknown trace format {format!r}; there are {', '.join(FORMATS)}")
+    if unknown := [a for a in arguments if a not in ARGUMENTS]:
+        raise UsageError(f"unknown argument {', '.join(unknown)}; there are {', '.join(ARGUMENTS)}")
+    if compress and format != "perfetto":
+        raise UsageError(f"--compress is for the perfetto format; pack a {format} file with gzip or zstd")
+    path = Path(path)
+    known = survey(source, steps=steps, where=where, min_dur_ns=min_dur_ns)
+    decided = plan(known, layout)
+    shown = None
+    if where is not None or min_dur_ns > 0:
+        shown = (pl.lit(value=True) if where is None else where) & (pl.col("dur_ns") >= min_dur_ns)
+    with written_beside(path) as file:
+        texts = Texts()
+        writer = PerfettoWriter(file, texts, compress=compress)
+        timeline = Timeline(source.label, known, decided, writer, texts, arguments)
+        timeline.write(source, steps=steps, shown=shown, progress=progress)
+    counts = (timeline.slices, timeline.aggregates, timeline.tracks)
+    return TraceReport(path, format, decided.layout, decided.reason, *counts, timeline.notes)
