@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -92,7 +93,7 @@ def _best(survey: Survey) -> tuple[Layout, str]:
     if len(stepped) > 1:
         layers = [survey.facts[s].layers for s in stepped]
         known = sorted(r for r in layers if r is not None)
-        if len(known) == len(layers) and all(a[1] < b[0] for a, b in zip(known, known[1:], strict=False)):
+        if len(known) == len(layers) and all(a[1] < b[0] for a, b in pairwise(known)):
             return "pipeline", "no times are known; steps are, and the workers hold consecutive layers"
         ranked = all(survey.facts[s].ranks for s in stepped)
         if ranked:
@@ -136,7 +137,7 @@ def _pipeline(parts: pl.DataFrame, order: Sequence[int], reason: str) -> Plan:
     end = ordered["dur_ns"].cum_sum()
     keys = list(ordered.select("strand", "run", "step").iter_rows())
     starts = dict(zip(keys, (end - ordered["dur_ns"]).to_list(), strict=True))
-    flows = [(a, b) for a, b in zip(keys, keys[1:], strict=False) if a[1:] == b[1:] and a[2] >= 0]
+    flows = [(a, b) for a, b in pairwise(keys) if a[1:] == b[1:] and a[2] >= 0]
     return Plan("pipeline", reason, starts, flows, order=tuple(order))
 
 

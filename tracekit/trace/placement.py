@@ -10,12 +10,18 @@ import polars as pl
 
 from tracekit.trace.lanes import Lanes
 from tracekit.trace.layout import Plan
-from tracekit.trace.source import Bools, Ints, Piece, TraceSource, column, pieces, runs, selected
+from tracekit.trace.source import Bools, Ints, Piece, TraceSource, column, pieces, runs, selected, wanted
 from tracekit.trace.spans import enclose, steps_and_layers
 from tracekit.trace.survey import StepCarry, Survey, track_kind
 from tracekit.trace.trees import Forest, depths, forest, inside_parents, reordered, tree_of, without
 
 TrackKind = Literal["about", "main", "collectives", "host", "overflow"]
+
+#: What the second reading needs.
+_COLUMNS = (
+    "stream", "line", "run", "worker", "device", "op", "name", "category", "layer", "shape", "tokens", "phase", "step",
+    "call", "kind", "clock", "start_ns", "arrival_ns", "dur_ns", "self_ns", "depth",
+)  # fmt: skip
 
 #: The kind of the track by number: see `survey.track_kind`.
 _BESIDE: tuple[TrackKind, ...] = ("main", "collectives", "host")
@@ -99,7 +105,7 @@ class Placer:
 
     def place(self, source: TraceSource, steps: range | None = None) -> Iterator[Placed]:
         """Yield the events of a source, placed."""
-        batches = (selected(batch, steps) for batch in source.batches())
+        batches = (selected(batch, steps) for batch in source.batches(wanted(_COLUMNS, self.shown)))
         for piece in pieces((b for b in batches if b.height), self.strands):
             yield self.place_piece(piece)
 

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.frame import EVENTS
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -20,26 +22,22 @@ _LONGEST_RUN = 1 << 20
 
 
 class TraceSource(Protocol):
-    """Where events come from. They are read twice: once to see what there is, once to place it.
-
-    Attributes:
-        label: what the logs are called in the trace.
-    """
+    """Where events come from, as a `reading.Run` does. They are read twice: to see what there is, and to place it."""
 
     @property
     def label(self) -> str:
         """Return what the logs are called in the trace."""
 
-    def batches(self) -> Iterator[pl.DataFrame]:
-        """Yield frames of schema `frame.EVENTS`, afresh at each call.
+    @property
+    def summaries(self) -> pl.LazyFrame:
+        """Return the rows that were printed as aggregates, schema `frame.SUMMARIES`. Asked for after `batches`."""
+
+    def batches(self, columns: Sequence[str] | None = None, /) -> Iterator[pl.DataFrame]:
+        """Yield these columns of `frame.EVENTS`, afresh at each call.
 
         Stream after stream, in printed order within one. A batch belongs to one stream and cuts neither a tree
         of nested regions nor a model pass.
         """
-
-    @property
-    def summaries(self) -> pl.LazyFrame:
-        """Return the rows that were printed as aggregates, schema `frame.SUMMARIES`. Asked for after `batches`."""
 
 
 @dataclass(slots=True)
@@ -76,6 +74,12 @@ class Strands:
             texts = frame.select(pl.col("worker", "stream", "clock").cast(pl.String).fill_null("?")).row(row)
             self.known.append(Strand(*texts))
         return self._numbers[worker, stream, clock]
+
+
+def wanted(columns: Sequence[str], where: pl.Expr | None) -> list[str]:
+    """Return the columns of `frame.EVENTS` to be read: those given, and those that a filter asks for."""
+    asked = set(columns) | set(() if where is None else where.meta.root_names())
+    return [c for c in EVENTS if c in asked]
 
 
 def selected(frame: pl.DataFrame, steps: range | None) -> pl.DataFrame:

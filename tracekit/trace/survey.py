@@ -6,13 +6,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from tracekit.trace.source import PIECE_ROWS, Ints, Strands, TraceSource, column, runs, selected
+from tracekit.trace.source import PIECE_ROWS, Ints, Strands, TraceSource, column, runs, selected, wanted
 
 #: Calls of one operation and shape are outliers where they take more than this many times the median.
 OUTLIER_FACTOR = 4
 
 #: Rows of an operation and shape below which no median is worth the name.
 _FEWEST_CALLS = 8
+
+#: What the first reading looks at.
+_COLUMNS = (
+    "dialect", "stream", "line", "run", "worker", "rank", "pid", "device", "op", "name", "category", "layer", "shape",
+    "tokens", "phase", "step", "kind", "clock", "start_ns", "arrival_ns", "dur_ns", "self_ns", "depth",
+)  # fmt: skip
 
 _UNKNOWN = np.iinfo(np.int64).max
 
@@ -116,16 +122,15 @@ def survey(
 ) -> Survey:
     """Read the log once and return what it holds."""
     gathering = _Gathering(where, min_dur_ns)
-    for batch in source.batches():
+    for batch in source.batches(wanted(_COLUMNS, where)):
         for part in batch.iter_slices(4 * PIECE_ROWS):
             gathering.add(selected(part, steps))
     return gathering.result(_shown_summaries(source.summaries.collect(), steps, where))
 
 
 def _shown_summaries(summaries: pl.DataFrame, steps: range | None, where: pl.Expr | None) -> pl.DataFrame:
-    """Keep the summaries that a filter keeps: none for a range of steps, or if it asks for what only events have."""
-    if steps is not None:
-        return summaries.clear()
+    """Keep the summaries that a filter keeps: none if it asks for what only events have."""
+    summaries = selected(summaries, steps)
     if where is None:
         return summaries
     known = set(where.meta.root_names()) <= set(summaries.columns)

@@ -7,15 +7,15 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.errors import UsageError
-from tracekit.trace.beside import written_beside
 from tracekit.trace.layout import plan
 from tracekit.trace.perfetto import PerfettoWriter
 from tracekit.trace.slices import ARGUMENTS, Texts
 from tracekit.trace.source import TraceSource
 from tracekit.trace.survey import survey
 from tracekit.trace.timeline import Progress, Timeline
+from tracekit.writing import whole_file
 
-FORMATS = ("perfetto", "chrome-json", "speedscope", "folded")
+FORMATS = ("perfetto",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def write_trace(
         layout: one of `LAYOUTS`, or ``auto``: the best that the data allows.
         format: one of `FORMATS`.
         compress: deflate packets (Perfetto only): a third of the size, and every reader knows it.
-        steps: only these steps; the timeline begins with the first of them.
+        steps: only these steps (``range(100, 120)``); the timeline begins with the first of them.
         where: shows only the events for which it holds (columns of `frame.EVENTS`). The others keep their time.
         min_dur_ns: hides shorter events. They keep their time.
         arguments: what slices tell besides name and category, some of `ARGUMENTS`.
@@ -82,7 +82,7 @@ def write_trace(
     shown = None
     if where is not None or min_dur_ns > 0:
         shown = (pl.lit(value=True) if where is None else where) & (pl.col("dur_ns") >= min_dur_ns)
-    with written_beside(path) as file:
+    with whole_file(path) as beside, beside.open("wb") as file:
         texts = Texts()
         writer = PerfettoWriter(file, texts, compress=compress)
         timeline = Timeline(source.label, known, decided, writer, texts, arguments)
