@@ -15,6 +15,7 @@ from tracekit.errors import TracekitError
 
 #: The commands, in the order of ``tracekit --help``: module ``tracekit.cli.<name>`` holds ``command``.
 COMMANDS: tuple[str, ...] = (
+    "run",
     "top",
     "layers",
     "steps",
