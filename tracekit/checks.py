@@ -3,7 +3,7 @@
 Each check takes whole columns and returns findings; nothing is repaired here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -48,6 +48,84 @@ def ordinals(labels: pl.DataFrame) -> Iterator[Finding]:
             f"first of {row['label']}"
         )
         yield Finding("fault", "repeated-lines", message, int(again["repeated"].sum()), row["line"])
+
+
+def appended(labels: pl.DataFrame) -> Iterator[Finding]:
+    """Tell of processes whose ordinals begin again: a run that was appended to the log of another.
+
+    Args:
+        labels: as in `ordinals`, with ``process`` and ``run``.
+    """
+    again = labels.filter(pl.col("run") > 0)
+    if again.height:
+        runs = max(again["run"].to_list()) + 1
+        message = f"{runs} runs stand one after another in this log: ordinals begin again; tables add them (--by run)"
+        yield Finding("fault", "appended-runs", message, runs, min(again["line"].to_list()))
+
+
+def skip_first(labels: pl.DataFrame) -> Iterator[Finding]:
+    """Solve how many first calls of every label were left out (SKIP_FIRST), from labels of different multiplicity.
+
+    A label that is called ``m`` times a pass has ``m x passes - skip`` calls. The region around the forward has
+    ``passes - skip``, so a skip is possible if with it every other label is a whole multiple of a number of passes.
+    One layer count must hold for most labels; several skips may fit, and are then all named.
+
+    Args:
+        labels: ``name``, ``calls`` (the highest ordinal, or the summary's count), ``forward`` (whether it is the
+            region around the forward).
+    """
+    forward = labels.filter("forward")["calls"].to_list()
+    counts = labels.filter(~pl.col("forward"))["calls"].to_list()
+    if not forward or len({c for c in counts if c > max(forward)}) < _EVIDENCE:
+        return
+    passes = max(forward)
+    if _fits(passes, counts, 0):
+        return
+    fits = [skip for skip in range(1, _MOST_SKIPPED + 1) if _fits(passes, counts, skip)]
+    if len(fits) == 1:
+        message = f"the counts fit SKIP_FIRST={fits[0]}: the first {fits[0]} calls of each label are missing"
+        yield Finding("note", "skip-first", message)
+    elif fits:
+        several = ", ".join(map(str, fits[:5]))
+        yield Finding("note", "skip-first", f"the counts fit SKIP_FIRST, but not one alone: {several}")
+
+
+#: Larger skips are not tried.
+_MOST_SKIPPED = 256
+#: Different counts that are needed: one alone fits many skips.
+_EVIDENCE = 2
+
+
+def _fits(passes: int, counts: Sequence[int], skip: int) -> bool:
+    """Whether with this skip the commonest count is a number of layers for each pass, and all others fit to them.
+
+    Others are whole multiples of the layers, or of a number of passes that such a label shows (what runs in decode
+    passes only), or one call a pass.
+    """
+    commonest = max(counts, key=lambda c: (counts.count(c), c)) + skip
+    layers, rest = divmod(commonest, passes + skip)
+    if rest or layers < 2:
+        return False
+    whole = {c + skip for c in counts}
+    some = {c // layers for c in whole if c % layers == 0} - {1}
+    near = {passes + skip + d for d in (-1, 0, 1)}
+    return all(c % layers == 0 or c in near or any(c % passed == 0 for passed in some) for c in whole)
+
+
+def steps_agree(passes: Mapping[str, Sequence[int]]) -> Iterator[Finding]:
+    """Compare workers of one pipeline: each takes part in every step.
+
+    Args:
+        passes: the batch of each pass, by the worker's log.
+    """
+    lengths = {log: len(widths) for log, widths in passes.items()}
+    if len(set(lengths.values())) > 1:
+        least, most = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+        message = (
+            f"workers have different numbers of steps: {lengths[least]} in {least}, {lengths[most]} in {most}: "
+            "lines are missing, or these logs are of different runs"
+        )
+        yield Finding("fault", "steps-disagree", message, lengths[most] - lengths[least])
 
 
 def summaries(labels: pl.DataFrame, sums: pl.DataFrame) -> Iterator[Finding]:

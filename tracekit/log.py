@@ -19,10 +19,14 @@ from tracekit.records import PLACE, Prescan, RecordReader, Tally
 from tracekit.source import Block, Source, Stream
 
 #: Rows that are handed on together: enough to make the cost of a call small, few enough to be light.
-_BATCH_ROWS = 1 << 18
+_BATCH_ROWS = 1 << 17
 
-#: Blocks that are scanned ahead, each in a thread.
-_AHEAD = 2
+#: Blocks that are scanned ahead, each in a thread of its own. Measured: more of them win nothing on two cores.
+_AHEAD = 1
+
+
+#: The runner's other phases: one call a step, give or take one.
+_RUNNER = r"^(gpu_model_runner|runner)\.(preprocess|postprocess|sample|bookkeep|eplb|compute_logits|ModelRunnerOutput)"
 
 
 @dataclass(slots=True)
@@ -162,7 +166,7 @@ class LogReading:
             pl.concat_str(pl.lit("rank "), pl.col("process"), pl.lit(" "), pl.col("name")).alias("label")
         )
         self.labels.append(labels)
-        self.checked += [(name, f) for f in (*checks.ordinals(labels), *checks.peers(labels))]
+        self.checked += [(name, f) for f in (*checks.ordinals(labels), *checks.appended(labels), *checks.peers(labels))]
 
     def _summarise(self, dialect: Dialect, rows: pl.DataFrame, events: Sequence[pl.DataFrame]) -> None:
         """Keep the last row of each process, run and label: printed aggregates are cumulative."""
@@ -176,9 +180,22 @@ class LogReading:
         last = rows.group_by("run", "head", maintain_order=True).last()
         last = last.with_columns(pl.Series("seq", np.arange(last.height, dtype=np.uint64)))
         self.summaries = pl.concat([self.summaries, self._batch(dialect, last).frame(SUMMARIES)])
+        self.checked += [(dialect.name, f) for f in checks.skip_first(self._counts(dialect.name, last))]
         for labels in self.labels:
             name = self._head(dialect.name, "name").gather(last["head"]).alias("name")
             self.checked += [(dialect.name, f) for f in checks.summaries(labels, last.with_columns(name))]
+
+    def _counts(self, name: str, sums: pl.DataFrame) -> pl.DataFrame:
+        """Return name, calls and forward of the first rank's summary: what a skip is solved from."""
+        heads = self.reader.heads[name].table
+        assert heads is not None
+        forward = [r.name for r in rules.regions()].index("forward")
+        marks = heads.select("name", "rank", pl.Series("forward", region_classes(heads["name"]) == forward))
+        rows = sums.select("calls", *(marks[c].gather(sums["head"]).alias(c) for c in marks.columns))
+        rows = rows.filter(
+            (pl.col("rank") == pl.col("rank").min()) & ~pl.col("name").cast(pl.String).str.contains(_RUNNER)
+        )
+        return rows.select("name", "calls", "forward")
 
     def _packed(self, found: dict[str, pl.DataFrame]) -> list[Batch]:
         """Number rows in printed order over all dialects, and pack them."""
@@ -268,6 +285,7 @@ class LogReading:
             coverage,
             pl.concat([empty(FINDINGS), *self._findings(rejects)]),
             {marker: count for marker, (count, _) in reader.unparsed.items()},
+            {self.stream.path: [w for g in self.graphs.values() for w in g.finder.widths]} if self.graphs else {},
         )
 
     def _findings(self, rejects: pl.DataFrame) -> Iterator[pl.DataFrame]:

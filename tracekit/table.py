@@ -321,6 +321,6 @@ def ledger_text(ledger: Mapping[str, Any]) -> str:
     lines = []
     for severity in ("fault", "note"):
         for item in ledger[f"{severity}s"]:
-            place = item["stream"] + (f":{item['line']}" if item["line"] else "")
+            place = (item["stream"] or "all logs") + (f":{item['line']}" if item["line"] else "")
             lines.append(f"{severity}: {place}: {item['message']} ({item['count']} x) [{item['code']}]\n")
     return "".join(lines)
