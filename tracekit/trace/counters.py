@@ -11,9 +11,9 @@ from tracekit import rules
 from tracekit.trace.placement import OPERATION, STEP, Placed
 from tracekit.trace.slices import step_keys
 from tracekit.trace.source import Ints
-from tracekit.trace.survey import OUTLIER_FACTOR, Survey
+from tracekit.trace.survey import OUTLIER_FACTOR, USUAL_OF, Survey
 
-LOST = f"time lost to outliers (above the median of op and shape, where beyond {OUTLIER_FACTOR} times it)"
+LOST = f"lost to outliers (what exceeds the median of op and shape, beyond {OUTLIER_FACTOR} times it)"
 
 #: Points of a cumulative counter that a piece adds at most.
 _POINTS = 256
@@ -49,8 +49,8 @@ class Counters:
 
     def _add_losses(self, placed: Placed) -> None:
         frame = placed.frame
-        usual = frame.select("op", "shape").join(
-            self.survey.usual, on=["op", "shape"], how="left", maintain_order="left", nulls_equal=True
+        usual = frame.select(*USUAL_OF).join(
+            self.survey.usual, on=USUAL_OF, how="left", maintain_order="left", nulls_equal=True
         )["usual_ns"]
         own = frame["self_ns"].fill_null(0).to_numpy()
         usual_ns = usual.fill_null(0).to_numpy()

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
+from tracekit import rules
 from tracekit.trace.source import PIECE_ROWS, Ints, Strands, TraceSource, column, runs, selected, wanted
 
 #: Calls of one operation and shape are outliers where they take more than this many times the median.
 OUTLIER_FACTOR = 4
+
+#: What calls must share to be compared.
+USUAL_OF = ("op", "category", "shape")
 
 #: Rows of an operation and shape below which no median is worth the name.
 _FEWEST_CALLS = 8
@@ -69,7 +73,7 @@ class Survey:
         parts: a strand's share of a step: strand, run, step (-1: before the first), phase, tokens, dur_ns (of
             its outermost rows).
         costs: self time of a part by category: strand, run, step, category, self_ns.
-        usual: op, shape, usual_ns: the median self time of operations that have calls enough.
+        usual: op, category, shape, usual_ns: the median self time of operations of cost that have calls enough.
         samples: aggregates of sampled rows, per label and step.
         summaries: as printed, schema `frame.SUMMARIES`.
     """
@@ -179,7 +183,7 @@ class _Gathering:
         self.carry = StepCarry()
         self.parts = _Merged(["strand", "run", "step"], _PART_SUMS)
         self.costs = _Merged(["strand", "run", "step", "category"], [pl.col("self_ns").sum()])
-        self.spread = _Merged(["op", "shape", "self_ns"], [pl.col("calls").sum()])
+        self.spread = _Merged([*USUAL_OF, "self_ns"], [pl.col("calls").sum()])
         self.samples = _Merged(["strand", "run", "step", "op", "name", "category", "shape"], _SAMPLE_SUMS)
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -203,7 +207,7 @@ class _Gathering:
             costs = frame.select("run", "step", "category", own.alias("self_ns")).with_columns(numbers[0])
             self.costs.add(costs.filter(pl.col("step").is_not_null()))
         one = pl.lit(1, pl.UInt32).alias("calls")
-        self.spread.add(frame.select("op", "shape", _coarse(own).alias("self_ns"), one))
+        self.spread.add(frame.select(*USUAL_OF, _coarse(own).alias("self_ns"), one))
 
     def _add_samples(self, frame: pl.DataFrame) -> None:
         if frame.is_empty():
@@ -280,16 +284,19 @@ def _coarse(values: pl.Series) -> pl.Series:
 
 def _medians(spread: pl.DataFrame) -> pl.DataFrame:
     if spread.is_empty():
-        return pl.DataFrame(schema={"op": pl.Categorical(), "shape": pl.Categorical(), "usual_ns": pl.Int64})
+        return pl.DataFrame(schema={c: pl.Categorical() for c in USUAL_OF} | {"usual_ns": pl.Int64})
     behind = pl.col("calls").cum_sum()
     return (
         spread.sort("self_ns")
-        .group_by("op", "shape")
+        .group_by(USUAL_OF)
         .agg(
             pl.col("self_ns").filter(behind * 2 >= pl.col("calls").sum()).first().alias("usual_ns"),
             pl.col("calls").sum(),
         )
-        .filter(pl.col("calls") >= _FEWEST_CALLS)
+        .filter(
+            pl.col("calls") >= _FEWEST_CALLS,
+            ~pl.col("category").cast(pl.String).fill_null("").is_in(rules.NOT_COST),
+        )
         .drop("calls")
     )
 

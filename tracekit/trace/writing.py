@@ -6,16 +6,19 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit import __version__
 from tracekit.errors import UsageError
+from tracekit.trace.chrome import ChromeWriter
+from tracekit.trace.flame import stacks, write_folded, write_speedscope
 from tracekit.trace.layout import plan
 from tracekit.trace.perfetto import PerfettoWriter
 from tracekit.trace.slices import ARGUMENTS, Texts
 from tracekit.trace.source import TraceSource
 from tracekit.trace.survey import survey
-from tracekit.trace.timeline import Progress, Timeline
+from tracekit.trace.timeline import Progress, Timeline, TimelineWriter
 from tracekit.writing import whole_file
 
-FORMATS = ("perfetto",)
+FORMATS = ("perfetto", "chrome-json", "speedscope", "folded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,9 @@ class TraceReport:
     Attributes:
         path, format: the file.
         layout, reason: the layout that was used and why; empty for flame graphs, which have no timeline.
-        slices: operations in it; aggregates: slices that stand for samples or printed summaries; tracks: all.
+        slices: operations in it (of a flame graph: the calls that it sums).
+        aggregates: slices that stand for samples or printed summaries.
+        tracks: of all kinds (of a flame graph: workers).
         notes: what a reader must know, each one sentence.
     """
 
@@ -77,15 +82,39 @@ def write_trace(
     if compress and format != "perfetto":
         raise UsageError(f"--compress is for the perfetto format; pack a {format} file with gzip or zstd")
     path = Path(path)
+    if format in ("speedscope", "folded"):
+        return _write_flame(source, path, format, steps, _shown(where, min_dur_ns))
     known = survey(source, steps=steps, where=where, min_dur_ns=min_dur_ns)
     decided = plan(known, layout)
-    shown = None
-    if where is not None or min_dur_ns > 0:
-        shown = (pl.lit(value=True) if where is None else where) & (pl.col("dur_ns") >= min_dur_ns)
+    texts = Texts()
     with whole_file(path) as beside, beside.open("wb") as file:
-        texts = Texts()
-        writer = PerfettoWriter(file, texts, compress=compress)
+        writer: TimelineWriter
+        if format == "chrome-json":
+            writer = ChromeWriter(file, texts)
+        else:
+            writer = PerfettoWriter(file, texts, compress=compress)
         timeline = Timeline(source.label, known, decided, writer, texts, arguments)
-        timeline.write(source, steps=steps, shown=shown, progress=progress)
+        timeline.write(source, steps=steps, shown=_shown(where, min_dur_ns), progress=progress)
     counts = (timeline.slices, timeline.aggregates, timeline.tracks)
     return TraceReport(path, format, decided.layout, decided.reason, *counts, timeline.notes)
+
+
+def _shown(where: pl.Expr | None, min_dur_ns: int) -> pl.Expr | None:
+    """Return the condition for an event to be shown, None if all are."""
+    conditions = [] if where is None else [where]
+    if min_dur_ns > 0:
+        conditions.append(pl.col("dur_ns") >= min_dur_ns)
+    return pl.all_horizontal(conditions) if conditions else None
+
+
+def _write_flame(
+    source: TraceSource, path: Path, format: str, steps: range | None, shown: pl.Expr | None
+) -> TraceReport:
+    rows = stacks(source, steps=steps, where=shown)
+    with whole_file(path) as beside, beside.open("wb") as file:
+        if format == "folded":
+            write_folded(rows, file)
+        else:
+            write_speedscope(rows, source.label, __version__, file)
+    note = "widths are self time in ns, summed over calls; samples and printed summaries are left out"
+    return TraceReport(path, format, "", "", int(rows["calls"].sum()), 0, rows["worker"].n_unique(), (note,))
