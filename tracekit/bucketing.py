@@ -9,23 +9,20 @@ Percentiles are exact: durations are integers that repeat, so counts per (group,
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
 from typing import Protocol
 
 import polars as pl
 
 from tracekit import rules
+from tracekit.columns import check_columns, condition, natural
 from tracekit.counting import Source, count
 from tracekit.enrich import label_self_ns
 from tracekit.errors import UsageError
 from tracekit.frame import EVENTS
+from tracekit.stepping import suggest_skip
 from tracekit.topology import Topology, topology
 
-#: What a table can be grouped by.
-GROUPS = (
-    "op", "name", "category", "layer", "worker", "stream", "rank", "shape",
-    "device", "dialect", "phase", "tokens", "step", "run",
-)  # fmt: skip
+#: What rows can be ordered by.
 SORTS = ("self", "total", "calls", "mean", "p50", "p95", "max", "group")
 
 #: The numbers of a row, beside its groups and its basis.
@@ -40,6 +37,10 @@ NUMBERS: dict[str, pl.DataType] = {
     "p95_ns": pl.Int64(),
     "max_ns": pl.Int64(),
 }
+
+#: One call that holds this part of a row's total is named, if there are so many calls.
+_ONE_CALL_PART = 0.25
+_MANY_CALLS = 10
 
 _LABEL = ("stream", "worker", "run", "name")
 
@@ -121,36 +122,11 @@ def buckets(
     for name, clock in pairs.unique().sort("family", "clock").iter_rows():
         mine = (pl.col("family") == name) & (pl.col("clock").cast(pl.String) == clock)
         table = _table(name, clock, by, durations.filter(mine), summaries.filter(mine), run.resolutions)
-        per_step = _per_step(by, steps.filter(mine), topology(name, arrangement))
-        tables.append(_finish(table, per_step, sort))
+        how = topology(name, arrangement)
+        per_step = _per_step(by, steps.filter(mine), how)
+        notes = (*_side_by_side(table, how), *_step_notes(steps.filter(mine)))
+        tables.append(_finish(table, per_step, sort, notes))
     return tables
-
-
-def check_columns(by: Sequence[str]) -> None:
-    """Raise UsageError for a column that no table can be grouped by."""
-    for column in by:
-        if column not in GROUPS:
-            raise UsageError(f"cannot group by {column!r}; choose from {', '.join(GROUPS)}")
-    if not by:
-        raise UsageError(f"nothing to group by; choose from {', '.join(GROUPS)}")
-
-
-def condition(where: Sequence[str]) -> pl.Expr:
-    """Return the filter that all ``COLUMN=VALUE[,VALUE...]`` items make together."""
-    tests: list[pl.Expr] = [pl.lit(value=True)]
-    for item in where:
-        column, equals, values = item.partition("=")
-        if not equals:
-            raise UsageError(f"--where {item}: expected COLUMN=VALUE, as in --where worker=rpc-b70-1")
-        check_columns([column])
-        text = pl.col(column).cast(pl.String).fill_null("-")
-        tests.append(pl.any_horizontal(text.str.contains(_pattern(v)) for v in values.split(",")))
-    return pl.all_horizontal(tests)
-
-
-def _pattern(value: str) -> str:
-    """A shell pattern as a regular expression that polars takes."""
-    return "^(?s:" + translate(value).removeprefix("(?s:").replace(r")\Z", ")$").replace(r")\z", ")$")
 
 
 def _table(
@@ -200,12 +176,44 @@ def _per_step(by: tuple[str, ...], steps: pl.DataFrame, how: Topology) -> pl.Dat
     return per_worker.group_by(by).agg(together)
 
 
-def _finish(table: Table, per_step: pl.DataFrame, sort: str) -> Table:
+def _side_by_side(table: Table, how: Topology) -> tuple[str, ...]:
+    """Say that totals of parallel workers add what ran at the same time."""
+    if how == "pipeline" or len(table.workers) < 2 or "worker" in table.by:
+        return ()
+    return (
+        "workers run side by side (--topology): totals add them all, ms/step is that of the one that spends most; "
+        "--by worker tells them apart",
+    )
+
+
+def _step_notes(steps: pl.DataFrame) -> tuple[str, ...]:
+    """Say which leading steps look like warm-up."""
+    spent = steps.group_by("stream", "worker", "run", "step", "tokens").agg(pl.col("self_ns").sum().alias("dur_ns"))
+    suggested = suggest_skip(spent)
+    return () if suggested is None else (suggested[1],)
+
+
+def _outliers(frame: pl.DataFrame, by: Sequence[str]) -> Iterator[str]:
+    """Name the rows in which one call holds a good part of the total: their mean tells nothing."""
+    part = pl.col("max_ns") / pl.col("total_ns")
+    cost = frame.filter(pl.col("share").is_not_null())
+    rows = cost.filter((pl.col("calls") >= _MANY_CALLS) & (part > _ONE_CALL_PART)).sort("max_ns", descending=True)
+    for row in rows.head(3).to_dicts():
+        name = ", ".join(str(row[c]) for c in by)
+        rest = (row["total_ns"] - row["max_ns"]) / (row["calls"] - 1)
+        yield (
+            f"{name}: one call holds {100 * row['max_ns'] / row['total_ns']:.0f} % of the total "
+            f"({row['max_ns'] / 1e6:.6f} of {row['total_ns'] / 1e6:.6f} ms); without it the mean is {rest / 1e6:.6f} ms"
+        )
+
+
+def _finish(table: Table, per_step: pl.DataFrame, sort: str, notes: tuple[str, ...]) -> Table:
     """Add the per-step column where a row rests on events alone, and bring the rows in order."""
     frame = table.frame.join(per_step, on=table.by, how="left", nulls_equal=True)
     rests = pl.col("basis") == "events"
     frame = frame.with_columns(pl.when(rests).then("per_step_ns").alias("per_step_ns"))
-    return replace(table, frame=_sorted(frame, table.by, sort))
+    notes = (*table.notes, *_outliers(frame, table.by), *notes)
+    return replace(table, frame=_sorted(frame, table.by, sort), notes=notes)
 
 
 def _in_order(names: pl.Series) -> tuple[str, ...]:
@@ -369,22 +377,14 @@ def _sorted(frame: pl.DataFrame, by: tuple[str, ...], sort: str) -> pl.DataFrame
     )
 
 
-def natural(column: str) -> pl.Expr:
-    """Return a sort key that puts ``rank 2`` before ``rank 10``: digits are padded."""
-    if not isinstance(EVENTS[column], pl.Categorical):
-        return pl.col(column)
-    text = pl.col(column).cast(pl.String)
-    return text.str.replace_all(r"(\d+)", "00000000$1").str.replace_all(r"0*(\d{8})", "$1")
-
-
 def _notes(estimated: pl.DataFrame, frame: pl.DataFrame) -> Iterator[str]:
     bases = set(estimated["basis"].to_list())
     if "steps" in bases:
         yield "rows of basis 'steps' cover the steps that were printed, not the whole run"
     if "sampled" in bases:
         yield (
-            "sampled rows hold one call of every N: calls is the highest ordinal printed, totals are estimated "
-            "(calls x mean of the samples)"
+            "sampled rows hold one call of every N: calls is the highest ordinal printed, totals are estimates "
+            "(calls x mean of the samples) without an error bar: every Nth call may always be that of the same layer"
         )
     if frame["self_ns"].null_count():
         yield (

@@ -18,7 +18,7 @@ _WAITING = 2
 
 _DURATION_COLUMNS = ("name", "dur_ns", "n", "self_ns", "call", "first_call")
 _DURATION_KEYS = ("dialect", "clock", "kind", "category", "worker", "stream", "run")
-_STEP_KEYS = ("dialect", "clock", "worker", "stream", "run", "step")
+_STEP_KEYS = ("dialect", "clock", "category", "worker", "stream", "run", "step", "tokens")
 
 
 class Source(Protocol):
@@ -35,7 +35,8 @@ class Counts:
     Attributes:
         durations: the groups, dialect, clock, kind, category, worker, stream, run, name (null unless ordinals are
             printed), dur_ns, n (how often), self_ns (sum), call and first_call (highest and lowest ordinal).
-        steps: the groups, dialect, clock, worker, stream, run, step, self_ns (sum); only what has a step.
+        steps: the groups, dialect, clock, category, worker, stream, run, step, tokens, self_ns (sum); only what has a
+            step.
     """
 
     durations: pl.DataFrame

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.bucketing import condition
+from tracekit.columns import condition
 from tracekit.frame import EVENTS
 from tracekit.reading import Run
 

@@ -3,13 +3,14 @@
 A step is one model pass of one worker. Its time is the self time of all cost in it (views and waits left out).
 """
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import polars as pl
 
 from tracekit import rules
-from tracekit.bucketing import condition, natural
+from tracekit.columns import condition, natural
 from tracekit.frame import EVENTS, STEPS, Batch, conform, empty
 
 #: A step stands out when it deviates from the median of its phase and worker by this many robust standard
@@ -17,6 +18,11 @@ from tracekit.frame import EVENTS, STEPS, Batch, conform, empty
 _DEVIATIONS = 5.0
 #: ... and by this part of the median.
 _PART = 0.10
+
+#: A leading step that takes so many times the median of the later ones, per row of its batch, looks like warm-up.
+_WARM_UP_TIMES = 4.0
+#: With fewer steps there is nothing to compare.
+_FEW_STEPS = 6
 
 _KEYS = ("dialect", "stream", "worker", "rank", "run", "step", "phase", "tokens")
 
@@ -82,3 +88,34 @@ def _mark(frame: pl.DataFrame) -> pl.DataFrame:
     off = (pl.col("dur_ns") - middle).abs()
     unusual = (off > _DEVIATIONS * 1.4826 * off.median().over(groups)) & (off > _PART * middle)
     return frame.with_columns(pl.when(unusual).then(pl.col("dur_ns") / middle).alias("stands_out"))
+
+
+def suggest_skip(spent: pl.DataFrame) -> tuple[int, str] | None:
+    """Return how many leading steps look like warm-up, and why; None if none do.
+
+    The time of a row of the batch is compared with the median of the later steps: a prompt's step takes longer than a
+    decode step, and one of its rows does not.
+
+    Args:
+        spent: worker, run, step, tokens (nullable), dur_ns: one row per step.
+    """
+    found = [_leading(part) for _, part in spent.sort("step").group_by("stream", "worker", "run", maintain_order=True)]
+    slow = [f for f in found if f[0]]
+    return max(slow) if slow else None
+
+
+def _leading(steps: pl.DataFrame) -> tuple[int, str]:
+    if steps.height < _FEW_STEPS:
+        return 0, ""
+    per_row = (steps["dur_ns"] / steps["tokens"].fill_null(1).clip(1)).to_list()
+    middle = statistics.median(per_row[steps.height // 2 :])
+    count = next((i for i, ns in enumerate(per_row) if ns <= _WARM_UP_TIMES * middle), 0)
+    if not count:
+        return 0, ""
+    worker = steps["worker"][0]
+    leading = "the first step" if count == 1 else f"the first {count} steps"
+    why = (
+        f"{leading} of {worker}: warm-up? (step 0 takes {per_row[0] / middle:.0f} times the "
+        f"median of the later ones, per row of the batch): --skip-steps {count} leaves out so many"
+    )
+    return count, why

@@ -53,7 +53,7 @@ def command(
       tracekit convert decode.log -o step.pftrace --steps 100:120 --compress
     """
     from tracekit import write_trace
-    from tracekit.bucketing import condition
+    from tracekit.columns import condition
 
     run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
     run.require_records()
