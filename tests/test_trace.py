@@ -1,5 +1,6 @@
 """Traces, read back: as many slices as events, properly nested, and the same nanoseconds as the table."""
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def test_a_pipelines_workers_stand_one_after_another(folder: Path) -> None:
         spans[one.track] = (min(low, one.start_ns), max(high, one.end_ns))
     ordered = sorted(spans.values())
     assert len(ordered) == 4
-    assert all(before[1] == after[0] for before, after in zip(ordered, ordered[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ordered))
     assert ordered[-1][1] - ordered[0][0] == 248_669_000
 
 

@@ -110,7 +110,7 @@ def _leading(steps: pl.DataFrame) -> tuple[int, str]:
     per_row = (steps["dur_ns"] / steps["tokens"].fill_null(1).clip(1)).to_list()
     middle = statistics.median(per_row[steps.height // 2 :])
     count = next((i for i, ns in enumerate(per_row) if ns <= _WARM_UP_TIMES * middle), 0)
-    if not count:
+    if not count or middle == 0:
         return 0, ""
     worker = steps["worker"][0]
     leading = "the first step" if count == 1 else f"the first {count} steps"
