@@ -17,7 +17,7 @@ from tracekit.capture.display import Display
 from tracekit.capture.errors import CaptureError
 from tracekit.capture.pair import save_pair
 from tracekit.capture.prepare import Settings, prepare
-from tracekit.capture.presets import Preset, preset, presets
+from tracekit.capture.presets import Preset
 from tracekit.capture.spec import Plan, read_spec, single
 
 __all__ = [
@@ -26,8 +26,6 @@ __all__ = [
     "Plan",
     "Preset",
     "Settings",
-    "preset",
-    "presets",
     "read_spec",
     "run",
     "run_pair",

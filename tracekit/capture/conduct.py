@@ -456,7 +456,7 @@ class Conductor:
             self._wait(lambda: not end[0].running, LINGER_S)
         for batch in (end, others):
             self._stop(batch)
-        if not self._wait(lambda: self.idle, 0.2 if self.signals else LINGER_S):
+        if not self._wait(lambda: self.idle, 0.2 if self.signals else min(LINGER_S, self.settings.grace_s)):
             self._sweep()
         self._set_status(end[0])
 

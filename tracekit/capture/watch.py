@@ -60,8 +60,8 @@ def _given(text: str) -> Pattern:
     """
     match = re.fullmatch(r"(.+):(\d+)", text, re.DOTALL)
     if match:
-        return Pattern(match[1], times=int(match[2]), meaning="given on the command line")
-    return Pattern(text, meaning="given on the command line")
+        return Pattern(match[1], int(match[2]), 1.0, "given on the command line")
+    return Pattern(text, 1, 1.0, "given on the command line")
 
 
 @dataclass(frozen=True, slots=True)

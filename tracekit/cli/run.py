@@ -30,7 +30,18 @@ class Duration(click.ParamType[float]):
         return float(match[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2] or "s"]
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+class RunCommand(click.Command):
+    """Options end at the program to run, whose own options follow; after a SPEC.toml they go on."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Look at the first word that is no option, then parse."""
+        ctx.allow_interspersed_args = False
+        words = self.make_parser(ctx).parse_args(list(args))[0].get("command", ())
+        ctx.allow_interspersed_args = str(next(iter(words), "")).endswith(".toml")
+        return super().parse_args(ctx, args)
+
+
+@click.command("run", cls=RunCommand)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SPEC.toml | -- CMD ARG…")
 @click.option("-o", "--output", metavar="DIR", help="The capture directory to make; it must not exist.")
 @click.option("--stamp", is_flag=True, help="Make a fresh directory, named by the time, below DIR.")
@@ -116,7 +127,8 @@ def _run(command: tuple[str, ...], given: dict[str, Any]) -> int:
 
 def _plan(command: tuple[str, ...], given: dict[str, Any]) -> tuple["Plan", list["Preset"]]:
     """Return what to run: a topology if a preset or a file names one, else the one command."""
-    from tracekit.capture import preset, read_spec, single, spec
+    from tracekit.capture import read_spec, single, spec
+    from tracekit.capture.presets import preset
 
     topologies = [name for name in given["names"] if name in spec.SHIPPED]
     names = [name for name in given["names"] if name not in topologies]
@@ -236,7 +248,8 @@ def _status(run: "Manifest") -> int:
 def _presets_json() -> str:
     from dataclasses import asdict
 
-    from tracekit.capture import presets, spec
+    from tracekit.capture import spec
+    from tracekit.capture.presets import presets
 
     rows = [asdict(preset) for preset in presets()]
     return json.dumps({"presets": rows, "topologies": [_topology(name) for name in spec.SHIPPED]})
@@ -252,7 +265,8 @@ def _topology(name: str) -> dict[str, Any]:
 
 
 def _presets_text() -> str:
-    from tracekit.capture import presets, spec
+    from tracekit.capture import spec
+    from tracekit.capture.presets import presets
 
     lines = []
     for preset in presets():
