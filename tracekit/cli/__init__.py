@@ -24,6 +24,7 @@ COMMANDS: tuple[str, ...] = (
     "events",
     "inspect",
     "doctor",
+    "patch",
     "formats",
     "demo",
 )

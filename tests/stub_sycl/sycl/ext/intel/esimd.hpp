@@ -1,0 +1,1 @@
+#include <sycl/sycl.hpp>
