@@ -54,8 +54,6 @@ def aggregate_tracks(survey: Survey) -> list[AggregateTrack]:
         samples = survey.samples.with_columns(
             (pl.col("dur_ns") / pl.col("calls")).round().cast(pl.Int64).alias("mean_ns"),
             pl.lit(None, pl.Int64).alias("total_ns"),  # what every Nth call took says nothing exact of the others
-            min_ns="low_ns",
-            max_ns="high_ns",
         ).with_columns(dur_ns="mean_ns")
         for (number,), rows in samples.group_by("strand", maintain_order=True):
             strand = survey.strands.known[int(str(number))]

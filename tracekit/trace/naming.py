@@ -49,9 +49,7 @@ class Names:
             if facts.shown:
                 self._strands_of.setdefault(strand.worker, []).append(n)
         summarised = self.survey.summaries["worker"].cast(pl.String).unique().drop_nulls().to_list()
-        sampled = (
-            [strands[n].worker for n in self.survey.samples["strand"].unique()] if self.survey.samples.width else []
-        )
+        sampled = [strands[n].worker for n in self.survey.samples["strand"].unique()]
         workers = natural_order(sorted({*self._strands_of, *summarised, *sampled}))
         self.processes = {w: Process(n, w, self._labels(w)) for n, w in enumerate(workers, 1)}
 

@@ -9,7 +9,8 @@ Messages: https://perfetto.dev/docs/reference/trace-packet-proto
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import BinaryIO
 
 import numpy as np
@@ -32,7 +33,6 @@ from tracekit.trace.protobuf import (
     Fixed64,
     Ints,
     Message,
-    Some,
     Varint,
     interleave,
     tag,
@@ -150,15 +150,19 @@ class PerfettoWriter:
         first = runs(slices.track)
         delta = self._deltas(times, slices.track[first], 2 * first)
         self._intern(slices, first)
-        sequence = _SEQUENCE, slices.track + _FIRST_SEQUENCE
-        event: list[Field] = [Varint(_BEGIN + _NAME, slices.name), Varint(_CATEGORY, slices.category)]
-        event += [self._annotation(a, count) for a in slices.arguments]
-        for arrow, (rows, ids) in ((_FLOW_OUT, slices.flows_out), (_FLOW_IN, slices.flows_in)):
-            if len(rows):
-                event.append(Some(rows, Fixed64(arrow, ids.view(np.uint64)), count))
-        begin = self._packet(delta[opens], Message(_EVENT, event), Varint(*sequence))
-        end = self._packet(delta[closes], Message(_EVENT, [Const(_END)]), Varint(*sequence))
-        self._write(*interleave([(opens, begin), (closes, end)]))
+        sequence = slices.track + _FIRST_SEQUENCE
+        shapes = [
+            (opens[rows], self._packet(delta[opens[rows]], self._begin(slices, rows, optional), sequence[rows]))
+            for rows, optional in _by_fields(slices)
+        ]
+        shapes.append((closes, self._packet(delta[closes], Message(_EVENT, [Const(_END)]), sequence)))
+        self._write(*interleave(shapes))
+
+    @staticmethod
+    def _begin(slices: Slices, rows: Ints, optional: Sequence[Field]) -> Message:
+        # What is one byte in nearly every packet stands last, where it makes a whole word with what follows.
+        name, category = Varint(_NAME, slices.name[rows]), Varint(_CATEGORY, slices.category[rows])
+        return Message(_EVENT, [name, *optional, category, Const(_BEGIN)])
 
     def counter(self, track: int, times: Ints, values: np.ndarray) -> None:
         """Write values of a counter, sorted by time."""
@@ -166,15 +170,15 @@ class PerfettoWriter:
             return
         delta = self._deltas(times, np.array([track]), np.array([0]))
         event = Message(_EVENT, [Const(_COUNTER), Fixed64(_DOUBLE, values.astype(np.float64).view(np.uint64))])
-        sequence = Varint(_SEQUENCE, np.full(len(times), _sequence(track), np.int64))
+        sequence = np.full(len(times), _sequence(track), np.int64)
         self._write(*interleave([(np.arange(len(times)), self._packet(delta, event, sequence))]))
 
     def close(self) -> None:
         """Nothing ends the file: it is a run of packets."""
 
     @staticmethod
-    def _packet(delta: Ints, event: Field, sequence: Field) -> Message:
-        return Message(_PACKET, [Varint(_TIMESTAMP, delta), event, sequence, Const(_FLAGS_NEEDED)])
+    def _packet(delta: Ints, event: Field, sequence: Ints) -> Message:
+        return Message(_PACKET, [Varint(_TIMESTAMP, delta), event, Varint(_SEQUENCE, sequence), Const(_FLAGS_NEEDED)])
 
     def _deltas(self, times: Ints, tracks: Ints, first: Ints) -> Ints:
         """Return each packet's distance to the one before it on its track, and remember the last times."""
@@ -185,12 +189,6 @@ class PerfettoWriter:
         last = times[np.append(first[1:], len(times)) - 1]
         self._last.update(zip(tracks.tolist(), last.tolist(), strict=True))
         return delta
-
-    def _annotation(self, argument: Argument, total: int) -> Field:
-        key = _KEYS[argument.name]
-        value = _TEXT if argument.is_text else _NUMBER
-        field = Message(_ANNOTATION, [Varint(_KEY + bytes([key]) + value, argument.values)])
-        return field if len(argument.rows) == total else Some(argument.rows, field, total)
 
     def _intern(self, slices: Slices, first: Ints) -> None:
         """Declare the texts that sequences use for the first time."""
@@ -243,6 +241,37 @@ class PerfettoWriter:
                 trace = Trace()
                 trace.packet.add(compressed_packets=zlib.compress(packets[a:b].data, 6))
                 self.file.write(trace.SerializeToString())
+
+
+def _by_fields(slices: Slices) -> Iterator[tuple[Ints, list[Field]]]:
+    """Sort slices by which arguments and arrows they have; yield the rows that have the same, and those fields."""
+    optional: list[tuple[Ints, Ints, Callable[[Ints], Field]]] = [
+        (a.rows, a.values, partial(_annotation, a)) for a in slices.arguments
+    ]
+    optional += [
+        (rows, ids, partial(_arrow, direction))
+        for direction, (rows, ids) in ((_FLOW_OUT, slices.flows_out), (_FLOW_IN, slices.flows_in))
+        if len(rows)
+    ]
+    has = np.zeros(len(slices.track), np.int64)
+    for n, (rows, _, _) in enumerate(optional):
+        has[rows] |= 1 << n
+    for which in _distinct(has):
+        mine = np.flatnonzero(has == which)
+        fields = []
+        for n, (rows, values, field) in enumerate(optional):
+            if which >> n & 1:
+                fields.append(field(values if len(rows) == len(mine) else values[np.searchsorted(rows, mine)]))
+        yield mine, fields
+
+
+def _annotation(argument: Argument, values: Ints) -> Field:
+    kind = _TEXT if argument.is_text else _NUMBER
+    return Message(_ANNOTATION, [Varint(_KEY + bytes([_KEYS[argument.name]]) + kind, values)])
+
+
+def _arrow(direction: bytes, ids: Ints) -> Field:
+    return Fixed64(direction, ids.view(np.uint64))
 
 
 def track_uuid(track: int) -> int:

@@ -129,7 +129,8 @@ class Placer:
             else:
                 start[roots] = ends[roots] - dur[roots]
                 track = self._in_lanes(track, start[roots], dur[roots])
-        track = track[np.searchsorted(roots, np.arange(len(dur)))]
+        if len(roots) < len(dur):
+            track = track[np.searchsorted(roots, np.arange(len(dur)))]
         misfits = inside_parents(trees, start, dur, ends)
         if len(misfits):
             trees, track = self._move_out(trees, misfits, track, start, dur)
@@ -245,19 +246,19 @@ class Placer:
         begins = everything.spread(start, start[layer.first], start[step.first])
         lasts = everything.spread(dur, *(start[s.last] + dur[s.last] - start[s.first] for s in (layer, step)))
         tracks = everything.spread(track, track[layer.first], track[step.first])
-        nested = everything.forest
-        keep = self._kept(frame, strand, row, kind, nested)
-        if keep is not None:
-            nested = without(nested, keep)
+        depth = everything.depth
+        if self.shown is not None:
+            nested = forest(depth, tracks)
+            keep = self._kept(frame, row, kind, nested)
+            depth = without(nested, keep).depth
             row, kind, begins, lasts, tracks = (a[keep] for a in (row, kind, begins, lasts, tracks))
         begins -= self.plan.origin_ns
         moved = None if shift is None else np.where(kind == OPERATION, shift[row], 0)
-        return Placed(frame, kind, row, strand, tracks, begins, lasts, nested.depth, moved)
+        return Placed(frame, kind, row, strand, tracks, begins, lasts, depth, moved)
 
-    def _kept(self, frame: pl.DataFrame, strand: Ints, row: Ints, kind: Ints, nested: Forest) -> Bools | None:
+    def _kept(self, frame: pl.DataFrame, row: Ints, kind: Ints, nested: Forest) -> Bools:
         """Return which slices are shown: operations by the filter, layers and steps if one of theirs is."""
-        if self.shown is None:
-            return None
+        assert self.shown is not None
         shown = frame.select(self.shown.alias("shown")).to_series().fill_null(value=False).to_numpy()
         keep: Bools = (kind == OPERATION) & shown[row]
         for level in range(int(nested.depth.max(initial=0)), 0, -1):

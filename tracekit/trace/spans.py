@@ -7,15 +7,21 @@ import numpy as np
 import polars as pl
 
 from tracekit.trace.source import Bools, Ints, column, runs
-from tracekit.trace.trees import Forest, depths, first_rows
+from tracekit.trace.trees import Forest, first_rows, tree_of
 
 
 @dataclass(slots=True)
 class Span:
-    """Runs of trees: the first and the last outermost row of each."""
+    """Runs of trees.
+
+    Attributes:
+        first, last: the first and the last outermost row of each run.
+        of_tree: number of the run that each tree stands in, -1 for none.
+    """
 
     first: Ints
     last: Ints
+    of_tree: Ints
 
 
 def steps_and_layers(frame: pl.DataFrame, order: Ints, trees: Forest, track: Ints, main: Bools) -> tuple[Span, Span]:
@@ -28,11 +34,12 @@ def steps_and_layers(frame: pl.DataFrame, order: Ints, trees: Forest, track: Int
         track: their tracks; main: whether that is a main track, the only ones with steps and layers.
     """
     roots = trees.roots
-    own_track = track[roots]
+    own_track, own_main = track[roots], main[roots]
     run, step, layer = (column(frame, c)[order[roots]] for c in ("run", "step", "layer"))
-    single = first_rows(trees.depth)[roots] == roots
-    step = np.where(main[roots], _bridged(own_track, run, step), -1)
-    layer = np.where(main[roots] & single, layer, -1)
+    step = np.where(own_main, _bridged(own_track, run, step), -1)
+    if len(roots) < len(track):
+        own_main = own_main & (first_rows(trees.depth)[roots] == roots)
+    layer = np.where(own_main, layer, -1)
     return (
         _runs_of(roots, step >= 0, own_track, run, step),
         _runs_of(roots, layer >= 0, own_track, run, step, layer),
@@ -41,9 +48,10 @@ def steps_and_layers(frame: pl.DataFrame, order: Ints, trees: Forest, track: Int
 
 def _runs_of(roots: Ints, known: Bools, *keys: Ints) -> Span:
     first = runs(*keys)
-    last = np.append(first[1:], len(roots)) - 1
+    bounds = np.append(first, len(roots))
     wanted = known[first]
-    return Span(roots[first[wanted]], roots[last[wanted]])
+    number = np.where(wanted, np.cumsum(wanted) - 1, -1)
+    return Span(roots[first[wanted]], roots[bounds[1:][wanted] - 1], np.repeat(number, np.diff(bounds)))
 
 
 def _bridged(track: Ints, run: Ints, step: Ints) -> Ints:
@@ -60,49 +68,39 @@ def _bridged(track: Ints, run: Ints, step: Ints) -> Ints:
 
 @dataclass(slots=True)
 class Enclosed:
-    """A forest with spans put around its trees.
+    """Rows with spans put around their trees.
 
     Attributes:
-        forest: all rows, spans included, children before their parents.
-        places: where the rows of the old forest stand, then where those of each span stand.
+        depth: of all rows, spans included, children before their parents.
+        places: where the old rows stand, then where those of each kind of span stand.
     """
 
-    forest: Forest
+    depth: Ints
     places: Sequence[Ints]
 
     def spread(self, *values: Ints) -> Ints:
-        """Return one array from the values of the rows and those of each span."""
-        spread = np.empty(len(self.forest.parent), np.int64)
+        """Return one array from the values of the rows and those of each kind of span."""
+        spread = np.empty(len(self.depth), np.int64)
         for place, value in zip(self.places, values, strict=True):
             spread[place] = value
         return spread
 
 
 def enclose(trees: Forest, spans: Sequence[Span]) -> Enclosed:
-    """Put spans around trees, the innermost kind first; spans of one kind are apart and in order."""
+    """Put spans around trees, the innermost kind first; a span of an inner kind lies within one of an outer kind."""
     count = len(trees.parent)
-    closing = [np.bincount(s.last, minlength=count) for s in spans]
-    closings = np.sum(closing, axis=0)
+    closings = np.zeros(count, np.int64)
+    behind = []  # per kind, how many spans of inner kinds close at the row that closes it
+    for span in spans:
+        behind.append(closings[span.last])
+        closings[span.last] += 1
     place = np.arange(count) + np.cumsum(closings) - closings
-    places = [place]
+    places = [place, *(place[s.last] + 1 + n for s, n in zip(spans, behind, strict=True))]
+    held = np.sum([s.of_tree >= 0 for s in spans], axis=0)
+    depth = np.empty(count + int(closings.sum()), np.int64)
+    depth[place] = trees.depth + (held if len(held) == count else held[tree_of(trees)])
     for n, span in enumerate(spans):
-        places.append(place[span.last] + 1 + np.sum([c[span.last] for c in closing[:n]], axis=0, dtype=np.int64))
-    parent = np.full(count + int(closings.sum()), -1, np.int64)
-    inside = trees.parent >= 0
-    parent[place[inside]] = place[trees.parent[inside]]
-    for n, span in reversed(list(enumerate(spans))):
-        for rows, where in [(trees.roots, place[trees.roots])] + [
-            (inner.last, places[k + 1]) for k, inner in enumerate(spans[:n])
-        ]:
-            holder = _holders(span, places[n + 1], rows)
-            parent[where] = np.where(holder >= 0, holder, parent[where])
-    return Enclosed(Forest(depths(parent), parent), places)
-
-
-def _holders(span: Span, place: Ints, rows: Ints) -> Ints:
-    """Return the place of the span that holds each outermost row, -1 if none."""
-    if not len(place):
-        return np.full(len(rows), -1, np.int64)
-    before = np.searchsorted(span.first, rows, side="right") - 1
-    held = (before >= 0) & (rows <= span.last[before])
-    return np.where(held, place[before], -1)
+        depth[places[n + 1]] = np.sum(
+            [s.of_tree[np.searchsorted(trees.roots, span.last)] >= 0 for s in spans[n + 1 :]], axis=0
+        )
+    return Enclosed(depth, places)

@@ -1,6 +1,6 @@
 """The first reading: what a log holds, so that the second can place it. What is kept does not grow with the rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ _FEWEST_CALLS = 8
 
 #: What the first reading looks at.
 _COLUMNS = (
-    "dialect", "stream", "line", "run", "worker", "rank", "pid", "device", "op", "name", "category", "layer", "shape",
+    "stream", "line", "run", "worker", "rank", "pid", "device", "op", "name", "category", "layer", "shape",
     "tokens", "phase", "step", "kind", "clock", "start_ns", "arrival_ns", "dur_ns", "self_ns", "depth",
 )  # fmt: skip
 
@@ -48,7 +48,7 @@ class StrandFacts:
         timed: whether every tree has a printed start, and whether every tree has an arrival stamp.
         earliest_ns: the earliest start by each of the two.
         overlaps: whether trees of host work or collectives overlap others, by each of the two.
-        devices, ranks, pids, dialects: the distinct values printed.
+        devices, ranks, pids: the distinct values printed.
     """
 
     events: int = 0
@@ -61,7 +61,6 @@ class StrandFacts:
     devices: set[int] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     pids: set[int] = field(default_factory=set)
-    dialects: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -70,9 +69,9 @@ class Survey:
 
     Attributes:
         strands: their names, numbered; facts: what is known of each.
-        parts: a strand's share of a step: strand, run, step (-1: before the first), phase, tokens, dur_ns (of
-            its outermost rows).
-        costs: self time of a part by category: strand, run, step, category, self_ns.
+        parts: a strand's share of a step: strand, run, step (-1: before the first), dur_ns (of its outermost
+            rows, and of those that follow it without belonging to a step).
+        costs: self time of a step by category: strand, run, step, category, self_ns.
         usual: op, category, shape, usual_ns: the median self time of operations of cost that have calls enough.
         samples: aggregates of sampled rows, per label and step.
         summaries: as printed, schema `frame.SUMMARIES`.
@@ -145,8 +144,8 @@ def _shown_summaries(summaries: pl.DataFrame, steps: range | None, where: pl.Exp
 class _Merged:
     """Groups and sums frame after frame; what is held grows with the groups, not with the rows."""
 
-    keys: Sequence[str]
-    sums: Sequence[pl.Expr]
+    keys: Mapping[str, pl.DataType]
+    sums: Mapping[str, pl.Expr]
     _tables: list[pl.DataFrame] = field(default_factory=list)
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -156,21 +155,30 @@ class _Merged:
             self._tables = [self.frame()]
 
     def frame(self) -> pl.DataFrame:
-        """Return the groups in the order in which they were met; without columns if there were none."""
-        return self._grouped(pl.concat(self._tables)) if self._tables else pl.DataFrame()
+        """Return the groups in the order in which they were met; no rows if there were none."""
+        return (
+            self._grouped(pl.concat(self._tables))
+            if self._tables
+            else pl.DataFrame(schema=[*self.keys.items(), *dict.fromkeys(self.sums, pl.Int64()).items()])
+        )
 
     def _grouped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.group_by(self.keys, maintain_order=True).agg(self.sums)
+        return frame.group_by(list(self.keys), maintain_order=True).agg(**self.sums)
 
 
-_PART_SUMS = [pl.col("dur_ns").sum(), pl.col("phase").drop_nulls().first(), pl.col("tokens").drop_nulls().first()]
-_SAMPLE_SUMS = [
-    pl.col("calls").sum(),
-    pl.col("dur_ns").sum(),
-    pl.col("low_ns").min(),
-    pl.col("high_ns").max(),
-    pl.col("line").min(),
+_FACTS = [
+    pl.len().alias("events"),
+    pl.col("shown").sum(),
+    pl.col("layer").min().alias("low"),
+    pl.col("layer").max().alias("high"),
+    pl.col("step").max(),
+    pl.col("start", "arrival").min(),
+    pl.col("start", "arrival").null_count().name.suffix("_missing"),
+    # Lists, so that a selection of everything and a group are of one form.
+    pl.col("device", "rank", "pid").unique().drop_nulls().implode(),
 ]
+#: The part of a step.
+_PART: dict[str, pl.DataType] = {"strand": pl.Int64(), "run": pl.Int64(), "step": pl.Int64()}
 
 
 class _Gathering:
@@ -181,10 +189,22 @@ class _Gathering:
         self.strands = Strands()
         self.facts: list[StrandFacts] = []
         self.carry = StepCarry()
-        self.parts = _Merged(["strand", "run", "step"], _PART_SUMS)
-        self.costs = _Merged(["strand", "run", "step", "category"], [pl.col("self_ns").sum()])
-        self.spread = _Merged([*USUAL_OF, "self_ns"], [pl.col("calls").sum()])
-        self.samples = _Merged(["strand", "run", "step", "op", "name", "category", "shape"], _SAMPLE_SUMS)
+        text, whole = pl.Categorical(), pl.Int64()
+        self.parts = _Merged(
+            _PART | {"within": pl.Boolean(), "category": text},
+            {"dur_ns": pl.col("dur_ns").sum(), "self_ns": pl.col("self_ns").sum()},
+        )
+        self.spread = _Merged(dict.fromkeys(USUAL_OF, text) | {"self_ns": whole}, {"calls": pl.col("calls").sum()})
+        self.samples = _Merged(
+            _PART | dict.fromkeys(("op", "name", "category", "shape"), text),
+            {
+                "calls": pl.col("calls").sum(),
+                "dur_ns": pl.col("dur_ns").sum(),
+                "min_ns": pl.col("min_ns").min(),
+                "max_ns": pl.col("max_ns").max(),
+                "line": pl.col("line").min(),
+            },
+        )
 
     def add(self, frame: pl.DataFrame) -> None:
         """Count one slice of a batch."""
@@ -199,13 +219,18 @@ class _Gathering:
         strand = self.strands.of(frame)
         run, step = self.carry.fill(strand, column(frame, "run"), column(frame, "step"))
         own = frame["self_ns"].fill_null(0) if frame["self_ns"].null_count() else frame["self_ns"]
-        numbers = (pl.Series("strand", strand), pl.Series("run", run), pl.Series("step", step))
-        roots = frame.select("phase", "tokens", "dur_ns", "depth").with_columns(numbers).filter(pl.col("depth") == 0)
         self._add_facts(frame, strand, step)
-        self.parts.add(roots)
-        if step.max() >= 0:
-            costs = frame.select("run", "step", "category", own.alias("self_ns")).with_columns(numbers[0])
-            self.costs.add(costs.filter(pl.col("step").is_not_null()))
+        self.parts.add(
+            frame.select(
+                pl.Series("strand", strand),
+                pl.Series("run", run),
+                pl.Series("step", step),
+                pl.col("step").is_not_null().alias("within"),
+                "category",
+                pl.when(pl.col("depth") == 0).then("dur_ns").otherwise(0).alias("dur_ns"),
+                own.alias("self_ns"),
+            )
+        )
         one = pl.lit(1, pl.UInt32).alias("calls")
         self.spread.add(frame.select(*USUAL_OF, _coarse(own).alias("self_ns"), one))
 
@@ -214,29 +239,20 @@ class _Gathering:
             return
         strand = pl.Series("strand", self.strands.of(frame))
         self.samples.add(
-            frame.with_columns(strand, pl.lit(1, pl.UInt32).alias("calls"), low_ns="dur_ns", high_ns="dur_ns")
+            frame.with_columns(strand, pl.lit(1, pl.UInt32).alias("calls"), min_ns="dur_ns", max_ns="dur_ns")
         )
 
     def _add_facts(self, frame: pl.DataFrame, strand: Ints, step: Ints) -> None:
         while len(self.facts) < len(self.strands.known):
             self.facts.append(StrandFacts())
         start, arrival = frame["start_ns"], frame["arrival_ns"] - frame["dur_ns"]
-        rows = frame.select("layer", "device", "rank", "pid", "dialect", self.shown.alias("shown")).with_columns(
+        rows = frame.select("layer", "device", "rank", "pid", self.shown.alias("shown")).with_columns(
             pl.Series("strand", strand), pl.Series("step", step), start.alias("start"), arrival.alias("arrival")
         )
-        found = rows.group_by("strand").agg(
-            pl.len().alias("events"),
-            pl.col("shown").sum(),
-            pl.col("layer").min().alias("low"),
-            pl.col("layer").max().alias("high"),
-            pl.col("step").max(),
-            pl.col("start", "arrival").min(),
-            pl.col("start", "arrival").null_count().name.suffix("_missing"),
-            pl.col("device", "rank", "pid").unique().drop_nulls(),
-            pl.col("dialect").cast(pl.String).unique().drop_nulls(),
-        )
+        single = len(self.strands.known) == 1
+        found = rows.select(_FACTS) if single else rows.group_by("strand").agg(_FACTS)
         for row in found.iter_rows(named=True):
-            facts = self.facts[row["strand"]]
+            facts = self.facts[0 if single else row["strand"]]
             facts.events += row["events"]
             facts.shown += row["shown"]
             facts.has_steps |= row["step"] >= 0
@@ -250,7 +266,6 @@ class _Gathering:
             facts.devices.update(row["device"])
             facts.ranks.update(row["rank"])
             facts.pids.update(row["pid"])
-            facts.dialects.update(row["dialect"])
         roots = (frame["depth"] == 0).to_numpy()
         kind = track_kind(frame["category"])[roots]
         for which, begins in (("start", start), ("arrival", arrival)):
@@ -263,11 +278,12 @@ class _Gathering:
         """Return everything that was counted."""
         while len(self.facts) < len(self.strands.known):
             self.facts.append(StrandFacts())
+        parts = self.parts.frame()
         return Survey(
             self.strands,
             self.facts,
-            self.parts.frame(),
-            self.costs.frame(),
+            parts.group_by("strand", "run", "step").agg(pl.col("dur_ns").sum()),
+            parts.filter("within").group_by("strand", "run", "step", "category").agg(pl.col("self_ns").sum()),
             _medians(self.spread.frame()),
             self.samples.frame(),
             summaries,
@@ -283,8 +299,6 @@ def _coarse(values: pl.Series) -> pl.Series:
 
 
 def _medians(spread: pl.DataFrame) -> pl.DataFrame:
-    if spread.is_empty():
-        return pl.DataFrame(schema={c: pl.Categorical() for c in USUAL_OF} | {"usual_ns": pl.Int64})
     behind = pl.col("calls").cum_sum()
     return (
         spread.sort("self_ns")

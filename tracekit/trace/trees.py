@@ -27,7 +27,7 @@ class Forest:
 
 def forest(depth: Ints, strand: Ints) -> Forest:
     """Find parents. A row whose parent is missing is outermost, and what stands in it goes with it."""
-    parent = np.full(len(depth), -1, np.int64)
+    parent = np.full(len(depth), -1, np.int64)  # filled level by level
     deepest = int(depth.max(initial=0))
     for level in range(1, deepest + 1):
         rows = np.flatnonzero(depth == level)
@@ -82,6 +82,8 @@ def brackets(depth: Ints) -> tuple[Ints, Ints]:
 def tree_of(forest: Forest) -> Ints:
     """Return the number of each row's tree, counted along the outermost rows."""
     top = np.arange(len(forest.parent))
+    if len(forest.roots) == len(top):
+        return top
     while True:
         higher = forest.parent[top]
         inside = higher >= 0

@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit import __version__
 from tracekit.errors import UsageError
+from tracekit.trace.background import BackgroundWriter
 from tracekit.trace.chrome import ChromeWriter
 from tracekit.trace.flame import stacks, write_folded, write_speedscope
 from tracekit.trace.layout import plan
@@ -93,8 +94,9 @@ def write_trace(
             writer = ChromeWriter(file, texts)
         else:
             writer = PerfettoWriter(file, texts, compress=compress)
-        timeline = Timeline(source.label, known, decided, writer, texts, arguments)
-        timeline.write(source, steps=steps, shown=_shown(where, min_dur_ns), progress=progress)
+        with BackgroundWriter(writer) as behind:
+            timeline = Timeline(source.label, known, decided, behind, texts, arguments)
+            timeline.write(source, steps=steps, shown=_shown(where, min_dur_ns), progress=progress)
     counts = (timeline.slices, timeline.aggregates, timeline.tracks)
     return TraceReport(path, format, decided.layout, decided.reason, *counts, timeline.notes)
 
