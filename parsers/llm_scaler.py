@@ -16,12 +16,13 @@ Switched on by ``LLM_SCALER_MOE_TRACE_KERNELS`` being set at all: ``0`` and the 
 Only runs with ``enforce_eager`` are valid.
 
 Not told: rank, layer, token, time. A record is seven writes to an unbuffered stream, so workers that share one
-standard error tear each other's records at those seams: `parsers.torn` rebuilds them.
+standard error tear each other's records at those seams: `tracekit.parsers.torn` rebuilds them.
 """
 
 import polars as pl
 
 from tracekit.dialect import Dialect, Field
+from tracekit.parsers.torn import rebuild
 
 DIALECT = Dialect(
     name="llm-scaler",
@@ -38,6 +39,7 @@ DIALECT = Dialect(
     resolution_ns=1,
     whole_stream=True,
     process="device",
+    recover=rebuild,
     switch="LLM_SCALER_MOE_TRACE_KERNELS=1 (set at all: 0 switches it on too); enforce_eager runs only",
     meaning="wait from after the submission to the kernel's end: queue backlog and kernel",
     sample='[llm-scaler][moe-kernel] device=0 kernel="moe ws up routed cutlass int4" wait_ms=0.04465',

@@ -100,7 +100,7 @@ class Dialect:
     sample: str = ""
     #: Unpacks records whose body is JSON: a frame of records (line, sub, pid, text) to rows and steps.
     unpack: "Callable[[pl.DataFrame], Unpacked] | None" = None
-    #: Rebuilds records from torn text: a frame of lines (line, text) to events and rejects.
+    #: Rebuilds a torn stream's records from all its lines (line, text); None where it cannot.
     recover: "Callable[[pl.DataFrame], Recovered | None] | None" = None
 
     @property
@@ -130,12 +130,15 @@ class Recovered:
     """What `recover` rebuilt of a torn stream.
 
     Attributes:
-        events: line UInt32, device Int16?, kernel String?, dur_ns Int64, recovered Boolean.
-        rejects: line UInt32, reason String, text String.
+        events: line UInt32 (of the value), device Int16 (null: not decided), kernel String (null: not decided), dur_ns
+            Int64, recovered Boolean (false: it stood intact).
+        rejects: line UInt32, reason String, text String: values that could not be decided.
+        opened: records that were begun.
     """
 
     events: pl.DataFrame
     rejects: pl.DataFrame
+    opened: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,22 @@ class LogReading:
             if waiting >= _BATCH_ROWS and not whole & set(self.held):
                 yield from _filled(self._packed(self._settle(self._take(), last=False)))
                 waiting = 0
-        yield from _filled(self._packed(self._events(self._settle(self._take(), last=True))))
+        found = self._settle(self._take(), last=True)
+        for dialect in self.dialects:
+            tally = self.reader.tallies.get(dialect.name)
+            if dialect.recover is not None and tally is not None and tally.rejected:
+                rebuilt = dialect.recover(self._lines())
+                if rebuilt is not None:
+                    found[dialect.name] = self.reader.replace(dialect, rebuilt)
+        yield from _filled(self._packed(self._events({n: rows for n, rows in found.items() if rows.height})))
+
+    def _lines(self) -> pl.DataFrame:
+        """Return all lines of the stream, read again: torn text can only be understood whole."""
+        parts, first = [], 1
+        for block in Source(self.stream).blocks():
+            parts.append(block.lines(first))
+            first += parts[-1].height
+        return pl.concat(parts)
 
     def _take(self) -> dict[str, pl.DataFrame]:
         """Hand over the rows that were held."""
@@ -253,7 +268,7 @@ class LogReading:
         """Name the process that a head's rank or device stands for; with several logs, the log's name before it."""
         text = pl.col(dialect.process).cast(pl.String)
         if dialect.process == "device":
-            name = pl.concat_str(pl.lit("device "), text)
+            name = pl.concat_str(pl.lit("device "), text.fill_null("not known"))
         else:
             name = pl.when(text.str.starts_with("pid")).then(text).otherwise(pl.concat_str(pl.lit("rank "), text))
         return pl.concat_str(pl.lit(self.stream.worker + " "), name) if self.several else name
@@ -271,7 +286,7 @@ class LogReading:
                 "dialect": [n or None for n in names],
                 "lines": [reader.lines] * len(names),
                 "records": [t.records for t in counts],
-                "recovered": [0] * len(names),
+                "recovered": [t.recovered for t in counts],
                 "rejected": [t.rejected for t in counts],
                 "quoted": [t.quoted for t in counts],
                 "frame_lines": [t.structure for t in counts],
@@ -297,9 +312,18 @@ class LogReading:
             yield finding("note", "no-records", path, "", 0, 1, "no timing record in this log")
         for name, tally in reader.tallies.items():
             if tally.rejected:
-                first = rejects.filter(pl.col("dialect") == name).row(0, named=True)
-                what = f"records that could not be read; the first: {first['reason']}: {first['text']}"
-                yield finding("fault", "rejected", path, name, first["line"], tally.rejected, what)
+                what, line = "records of which no value could be rebuilt", 0
+                for first in rejects.filter(pl.col("dialect") == name).head(1).to_dicts():
+                    what, line = (
+                        f"records that could not be read; the first: {first['reason']}: {first['text']}",
+                        first["line"],
+                    )
+                yield finding("fault", "rejected", path, name, line, tally.rejected, what)
+            if tally.recovered:
+                what = (
+                    "records that were torn and were rebuilt; their device or kernel is '-' where it cannot be decided"
+                )
+                yield finding("note", "recovered", path, name, 0, tally.recovered, what)
             if tally.quoted:
                 what = "lines quote the marker (prose, a traceback's source): no records"
                 yield finding("note", "quoted-marker", path, name, 0, tally.quoted, what)

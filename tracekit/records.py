@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.dialect import Dialect
+from tracekit.dialect import Dialect, Recovered
 from tracekit.enrich import enrich_heads
 from tracekit.frame import REJECTS, empty
 from tracekit.scan import HashTable, Scan, scan
@@ -38,6 +38,7 @@ class Heads:
     )
     table: pl.DataFrame | None = None
     hashes: HashTable = field(default_factory=HashTable)
+    added: int = 0
 
     def look_up(self, heads: pl.Series) -> pl.DataFrame:
         """Return ``id`` and ``valid`` for each head; new heads are parsed and remembered, bad ones too."""
@@ -46,6 +47,14 @@ class Heads:
             self._learn(found.filter(pl.col("id").is_null())["head"].unique(maintain_order=True).drop_nulls())
             found = heads.to_frame("head").join(self.ids, on="head", how="left", maintain_order="left")
         return found.select("id", pl.col("valid").fill_null(value=False))
+
+    def add(self, texts: pl.DataFrame) -> pl.Series:
+        """Add heads that no text was parsed for, from the dialect's own columns (null: not known); return their ids."""
+        first = self.ids.height + self.added
+        self.added += texts.height
+        rows = enrich_heads(self.dialect, texts)
+        self.table = rows if self.table is None else pl.concat([self.table, rows])
+        return pl.Series("head", np.arange(first, first + texts.height), dtype=pl.UInt32)
 
     def _learn(self, new: pl.Series) -> None:
         groups = new.str.extract_groups(self.dialect.head_regex).struct.unnest()
@@ -75,6 +84,7 @@ class Tally:
 
     records: int = 0
     rejected: int = 0
+    recovered: int = 0
     quoted: int = 0
     structure: int = 0
     foreign_tail: int = 0
@@ -376,6 +386,25 @@ class RecordReader:
             if len(places):
                 count, first = self.unparsed.get(marker, (0, int(places[0])))
                 self.unparsed[marker] = (count + len(places), first)
+
+    def replace(self, dialect: Dialect, found: Recovered) -> pl.DataFrame:
+        """Take a dialect's rebuilt records in the place of what was read of it; return them as rows of `read`."""
+        tally = self.tallies[dialect.name]
+        name = pl.lit(dialect.name)
+        tally.recovered = int(found.events["recovered"].sum())
+        tally.records = found.events.height - tally.recovered
+        tally.rejected, tally.quoted, tally.foreign_tail = max(0, found.opened - found.events.height), 0, 0
+        others = [r.filter(pl.col("dialect").cast(pl.String) != dialect.name) for r in self.rejects]
+        refused = found.rejects.with_columns(name.alias("dialect"), pl.col("text").str.slice(0, _CUT_CHARACTERS))
+        columns = ("line", "dialect", "reason", "text")
+        self.rejects = [*others, refused.select(columns).cast({c: REJECTS[c] for c in columns})]
+        texts = found.events.select(pl.col("device").cast(pl.String), pl.col("kernel").alias("name"))
+        distinct = texts.unique(maintain_order=True)
+        ids = distinct.with_columns(self._heads(dialect).add(distinct.select(**dialect.columns)))
+        heads = texts.join(ids, on=texts.columns, how="left", nulls_equal=True, maintain_order="left")["head"]
+        place = pl.int_range(pl.len(), dtype=pl.UInt16).over("line").alias("sub")
+        pid = pl.lit(None, dtype=pl.Int32).alias("pid")
+        return found.events.select("line", place, pid, heads, "dur_ns", "recovered").sort(PLACE)
 
     def rejected(self) -> pl.DataFrame:
         """Return the refused records so far, in printed order."""
