@@ -3,7 +3,6 @@
 Usage: talker.py ACT [NUMBER...]. Lines go to where the real engines print them (see `tracekit formats`).
 """
 
-# ruff: noqa: T201 -- it is there to print
 import os
 import signal
 import socket

@@ -217,8 +217,8 @@ class Conductor:
         self._save()
 
     def _remark_silence(self) -> None:
-        if self.settings.role == "clean":
-            return
+        if self.settings.role == "clean" or (self.verdict and self.verdict.name in ("failed", "blocked")):
+            return  # no lines were to come, or how it ended is reason enough
         for preset in self.chosen:
             counts = {
                 p.name: sum(o.watch.marked.get(m.encode(), 0) for o in p.outputs for m in preset.markers)
@@ -452,8 +452,8 @@ class Conductor:
         self.stopping = True
         end = [p for p in self.programs if p.name == self.plan.end]
         others = [p for p in reversed(self.programs) if p.name != self.plan.end]
-        if self.verdict and self.verdict.name == "failed":  # a worker died: the client will see it
-            self._wait(lambda: not end[0].running, LINGER_S)
+        if any(p.exited for p in others):  # a worker died: the client will see it, and say so
+            self._wait(lambda: not end[0].running, min(LINGER_S, self.settings.grace_s))
         for batch in (end, others):
             self._stop(batch)
         if not self._wait(lambda: self.idle, 0.2 if self.signals else min(LINGER_S, self.settings.grace_s)):
@@ -559,7 +559,7 @@ def _facts(one: Prepared, outputs: Sequence[Output]) -> manifest.Process:
         name=one.process.name,
         argv=secrets.kept_arguments(one.process.argv),
         cwd=one.cwd,
-        executable=str(Path(one.path).resolve()),
+        executable=one.path,
         env=secrets.kept_environment(one.env, one.changed),
         unset=list(one.unset),
         timed=one.timed,

@@ -49,9 +49,8 @@ def why_no_lines(preset: Preset, processes: Sequence[manifest.Process], counts: 
         return []
     names = ", ".join(p.name for p in silent)
     remarks = [f"{names}: {preset.switch} was set, and no line with {preset.markers[0]} came"]
-    for process in silent:
-        remarks += _known(preset, process)
-    return remarks + [f"it may be that {reason}" for reason in preset.no_lines]
+    known = [remark for process in silent for remark in _known(preset, process)]
+    return remarks + (known or [f"likely reasons: {'; '.join(preset.no_lines)}"])
 
 
 def _known(preset: Preset, process: manifest.Process) -> list[str]:

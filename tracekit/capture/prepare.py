@@ -8,6 +8,7 @@ from pathlib import Path
 from tracekit.capture import procfs, spec
 from tracekit.capture.errors import CaptureError
 from tracekit.capture.presets import Preset, presets
+from tracekit.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Settings:
         stall_after_s: stop the run when nothing was printed for so long; None: never.
         stall_patterns: more stall patterns, ``TEXT`` or ``TEXT:N``.
         grace_s: from asking a program to end to killing it.
+        preload: a library to preload into the timed processes: the shim of a preset that needs one.
         sample_s: how often to sample power, frequency, temperature; None: never.
         show: whose output to show: ``main`` (the process that ends the run), ``all``, ``none``.
         check: refuse programs that have no timing hook.
@@ -38,6 +40,7 @@ class Settings:
     stall_after_s: float | None = None
     stall_patterns: Sequence[str] = ()
     grace_s: float = 10.0
+    preload: str | None = None
     sample_s: float | None = None
     show: str = "main"
     check: bool = True
@@ -67,6 +70,7 @@ def prepare(plan: spec.Plan, chosen: Sequence[Preset], settings: Settings) -> li
         CaptureError: a program is missing, a port is taken, or a program has no timing hook.
         UsageError: a preset does not have a named option.
     """
+    _check_preload(chosen, settings.preload)
     ready = []
     beside = None
     for process in sorted(plan.processes, key=lambda p: p.name != plan.end):  # the client's place tells where to look
@@ -116,12 +120,33 @@ def environment(
         for preset in chosen:
             options = {o: v for o, v in settings.options.items() if o in preset.options or len(chosen) == 1}
             changed |= preset.environment(options)
+        if settings.preload:
+            own = env.get("LD_PRELOAD", "")
+            changed["LD_PRELOAD"] = f"{Path(settings.preload).absolute()} {own}".strip()
     changed |= process.env
     changed |= settings.env
     for name in unset:
         changed.pop(name, None)
     removed = tuple(dict.fromkeys(name for name in unset if env.pop(name, None) is not None or name in settings.unset))
     return env | changed, removed, tuple(changed)
+
+
+def _check_preload(chosen: Sequence[Preset], preload: str | None) -> None:
+    """Refuse a preset without its shim, and a shim that prints none of its lines."""
+    needing = [p for p in chosen if p.preload]
+    if preload is None:
+        if needing:
+            raise UsageError(f"preset {needing[0].name} needs --preload FILE (see `tracekit patch build`)")
+        return
+    if not needing:
+        names = ", ".join(p.name for p in presets() if p.preload)
+        raise UsageError(f"--preload belongs to a preset that needs a shim: {names}")
+    try:
+        content = Path(preload).read_bytes()
+    except OSError as error:
+        raise CaptureError(f"{preload}: cannot be read ({error.strerror}); nothing was started") from error
+    if not any(marker.encode() in content for preset in needing for marker in preset.markers):
+        raise CaptureError(f"{preload}: prints no {needing[0].markers[0]} lines; nothing was started")
 
 
 def _check_ports(processes: Sequence[spec.Process]) -> None:
@@ -143,7 +168,7 @@ def _check_hooks(ready: Sequence[Prepared], chosen: Sequence[Preset]) -> None:
 
     for one in ready:
         for preset in chosen:
-            if not (one.process.timed and preset.is_on(one.env)):
+            if preset.preload or not (one.process.timed and preset.is_on(one.env)):
                 continue
             reason = missing_hook(one.path, preset.switch, one.env)
             if reason:

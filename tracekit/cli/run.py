@@ -36,8 +36,8 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Look at the first word that is no option, then parse."""
         ctx.allow_interspersed_args = False
-        words = self.make_parser(ctx).parse_args(list(args))[0].get("command", ())
-        ctx.allow_interspersed_args = str(next(iter(words), "")).endswith(".toml")
+        words = self.make_parser(ctx).parse_args(list(args))[0].get("command")
+        ctx.allow_interspersed_args = isinstance(words, Sequence) and str(words[0]).endswith(".toml")
         return super().parse_args(ctx, args)
 
 
@@ -56,6 +56,7 @@ class RunCommand(click.Command):
 @click.option("--print-every", type=click.IntRange(0), metavar="N", help="Print one of N calls (vllm-xpu).")
 @click.option("--skip-first", type=click.IntRange(0), metavar="N", help="Leave out the first N calls (vllm-xpu).")
 @click.option("--rank", metavar="R", help="Time this rank only (vllm-xpu).")
+@click.option("--preload", metavar="FILE", help="The shim of a preset that needs one (tracekit patch build).")
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Workers of a topology: one per device.")
 @click.option("--model", metavar="M", help="The model of a topology.")
 @click.option("--set", "values", multiple=True, metavar="K=V", help="Set a value of a SPEC.toml (repeatable).")
@@ -183,6 +184,7 @@ def _settings(command: tuple[str, ...], given: dict[str, Any]) -> "Settings":
         stall_after_s=given["stall_after"],
         stall_patterns=given["stall_pattern"],
         grace_s=given["grace"],
+        preload=given["preload"],
         sample_s=given["sample"],
         show=given["show"],
         check=not given["no_check"],
