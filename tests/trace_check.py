@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor, TrackEvent
 
 _CLEARED = TracePacket.SequenceFlags.SEQ_INCREMENTAL_STATE_CLEARED
 _NEEDED = TracePacket.SequenceFlags.SEQ_NEEDS_INCREMENTAL_STATE
@@ -31,6 +31,8 @@ class Slice:
     end_ns: int
     depth: int
     details: dict[str, Any]
+    arrows_out: tuple[int, ...] = ()
+    arrows_in: tuple[int, ...] = ()
 
     @property
     def dur_ns(self) -> int:
@@ -51,6 +53,26 @@ class Read:
     slices: list[Slice] = field(default_factory=list)
     tracks: dict[int, Track] = field(default_factory=dict)
     counters: dict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    attributes: dict[str, str] = field(default_factory=dict)
+    ordered: bool = False  # the root says that processes stand in their declared order
+
+    @property
+    def processes(self) -> list[str]:
+        """The processes in the order in which they are shown."""
+        named = {uuid: t for uuid, t in self.tracks.items() if t.process}
+        return [t.process for _, t in sorted(named.items(), key=lambda item: item[1].rank)]
+
+    def process(self, one: Slice) -> str:
+        """The process of a slice."""
+        return self.tracks[self.tracks[one.track].parent].process
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Calls and total ns of operations by name."""
+        totals: dict[str, tuple[int, int]] = {}
+        for one in self.operations():
+            calls, ns = totals.get(one.name, (0, 0))
+            totals[one.name] = (calls + 1, ns + one.dur_ns)
+        return totals
 
     def operations(self) -> list[Slice]:
         """Slices of single occurrences: they tell their line of the log, and are no aggregate."""
@@ -60,6 +82,28 @@ class Read:
 def need(condition: object, message: str) -> None:
     if not condition:
         raise BadTraceError(message)
+
+
+def expect(
+    trace: Read,
+    *,
+    operations: int | None = None,
+    slices: int | None = None,
+    tracks: int | None = None,
+    processes: list[str] | None = None,
+    totals: dict[str, tuple[int, int]] | None = None,
+) -> None:
+    """Raise BadTraceError unless a trace has what it should have: what is simply missing leaves no other mark."""
+    need(trace.ordered, "no root descriptor says that processes stand in their declared order")
+    shown = [t for t in trace.tracks.values() if t.name and not t.process]
+    for what, found, wanted in (
+        ("operation slices", len(trace.operations()), operations),
+        ("slices", len(trace.slices), slices),
+        ("tracks", len(shown), tracks),
+        ("processes", trace.processes, processes),
+        ("totals", trace.totals(), totals),
+    ):
+        need(wanted is None or found == wanted, f"{what}: {found}, expected {wanted}")
 
 
 def read_trace(path: Path) -> Read:
@@ -87,10 +131,11 @@ class _Reader:
     def __init__(self) -> None:
         self.read = Read()
         self.state: dict[int, dict[str, Any]] = {}
-        self.open: dict[int, list[tuple[str, str, int, dict[str, Any]]]] = defaultdict(list)
+        self.open: dict[int, list[Slice]] = defaultdict(list)
         self.used: set[int] = set()
 
     def packet(self, packet: Any) -> None:
+        self.read.attributes.update({a.key: a.string_value for a in packet.trace_attributes.attribute})
         sequence = packet.trusted_packet_sequence_id
         if packet.sequence_flags & _CLEARED:
             self.state[sequence] = {"names": {}, "categories": {}, "keys": {}, "texts": {}, "clocks": {}, "default": 0}
@@ -126,6 +171,9 @@ class _Reader:
         state["texts"].update({e.iid: e.str.decode() for e in data.debug_annotation_string_values})
 
     def _track(self, descriptor: Any) -> None:
+        if descriptor.uuid == 0:
+            self.read.ordered = descriptor.process_ordering == TrackDescriptor.PROCESS_ORDERING_EXPLICIT
+            return
         track = self.read.tracks.setdefault(descriptor.uuid, Track())
         track.name = descriptor.name or track.name
         track.parent = descriptor.parent_uuid
@@ -153,19 +201,23 @@ class _Reader:
             values.append((time, value))
             return
         stack = self.open[track]
-        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+        if event.type in (TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_INSTANT):
             name = event.name or state["names"].get(event.name_iid)
             need(name is not None, f"a slice whose name {event.name_iid} does not resolve")
             categories = [*event.categories, *(state["categories"].get(i) for i in event.category_iids)]
             need(None not in categories, "a category that does not resolve")
             details = {self._key(a, state): self._value(a, state) for a in event.debug_annotations}
-            need(not stack or time >= stack[-1][2], "a slice begins before the one around it")
-            stack.append((name, ",".join(categories), time, details))
+            need(name, "a slice without a name")
+            need(not stack or time >= stack[-1].start_ns, "a slice begins before the one around it")
+            arrows = tuple(event.flow_ids), tuple(event.terminating_flow_ids)
+            if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                stack.append(Slice(track, name, ",".join(categories), time, time, len(stack), details, *arrows))
         elif event.type == TrackEvent.TYPE_SLICE_END:
             need(stack, f"an end without a beginning on track {track}")
-            name, category, start, details = stack.pop()
-            need(time >= start, f"slice {name!r} has a negative duration")
-            self.read.slices.append(Slice(track, name, category, start, time, len(stack), details))
+            one = stack.pop()
+            one.end_ns = time
+            need(time >= one.start_ns, f"slice {one.name!r} has a negative duration")
+            self.read.slices.append(one)
 
     @staticmethod
     def _key(annotation: Any, state: Any) -> str:
@@ -185,9 +237,11 @@ class _Reader:
 
     def finish(self) -> Read:
         for track, stack in self.open.items():
-            need(not stack, f"slices that never end on track {track}: {[s[0] for s in stack]}")
+            need(not stack, f"slices that never end on track {track}: {[s.name for s in stack]}")
         undeclared = self.used - set(self.read.tracks)
         need(not undeclared, f"tracks that were never declared: {undeclared}")
+        parents = {t.parent for t in self.read.tracks.values() if t.parent} - set(self.read.tracks)
+        need(not parents, f"tracks whose parents were never declared: {parents}")
         self._no_overlap()
         return self.read
 

@@ -16,28 +16,30 @@ class Lanes:
     array([0, 1, 0])
     """
 
-    _busy: list[tuple[int, int]] = field(default_factory=list)  # (end, lane), a heap
-    _idle: list[int] = field(default_factory=list)  # lanes that were left, a heap
-    _latest: int = 0  # the latest end so far
-    _known: int = 0
+    _ends: list[int] = field(default_factory=list)  # per lane, when it is free
 
     def take(self, start: Ints, end: Ints) -> Ints:
         """Return the lane of each slice: the lowest that is free. Slices come sorted by start."""
         lanes = np.zeros(len(start), np.int64)
-        before = np.maximum.accumulate(np.append(self._latest, end[:-1]))
-        if self._known <= 1 and (start >= before).all():
-            self._latest = int(max(before[-1], end[-1]))
-            self._known, self._busy, self._idle = 1, [(self._latest, 0)], []
+        if not len(start):
+            return lanes
+        before = np.maximum.accumulate(np.append(self._ends[0] if self._ends else 0, end[:-1]))
+        if len(self._ends) <= 1 and (start >= before).all():
+            self._ends = [int(max(before[-1], end[-1]))]
             return lanes
         # Which lane is free depends on every slice before it, so this is a loop; only overlapping logs come here.
+        busy = [(free, lane) for lane, free in enumerate(self._ends)]
+        heapq.heapify(busy)
+        idle: list[int] = []
         for n, (begins, ends) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-            while self._busy and self._busy[0][0] <= begins:
-                heapq.heappush(self._idle, heapq.heappop(self._busy)[1])
-            if self._idle:
-                lane = heapq.heappop(self._idle)
+            while busy and busy[0][0] <= begins:
+                heapq.heappush(idle, heapq.heappop(busy)[1])
+            if idle:
+                lane = heapq.heappop(idle)
+                self._ends[lane] = ends
             else:
-                lane, self._known = self._known, self._known + 1
-            heapq.heappush(self._busy, (ends, lane))
+                lane = len(self._ends)
+                self._ends.append(ends)
+            heapq.heappush(busy, (ends, lane))
             lanes[n] = lane
-        self._latest = max(self._latest, int(end.max()))
         return lanes

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
 import polars as pl
 
 from tracekit.errors import UsageError
@@ -91,10 +90,10 @@ def _best(survey: Survey) -> tuple[Layout, str]:
         return "arrival", "every event has an arrival stamp, and not every one a printed start"
     stepped = _with_steps(survey)
     if len(stepped) > 1:
-        layers = [survey.facts[s].layers for s in stepped]
-        known = sorted(r for r in layers if r is not None)
-        if len(known) == len(layers) and all(a[1] < b[0] for a, b in pairwise(known)):
-            return "pipeline", "no times are known; steps are, and the workers hold consecutive layers"
+        layers = sorted(r for s in stepped if (r := survey.facts[s].layers) is not None)
+        if len(layers) > 1 and all(a[1] < b[0] for a, b in pairwise(layers)):
+            reason = "no times are known; steps are, and the workers hold consecutive layers"
+            return "pipeline", reason + ("" if len(layers) == len(stepped) else " (those without layers stand first)")
         ranked = all(survey.facts[s].ranks for s in stepped)
         if ranked:
             return "ranks", "no times are known; steps are, and the workers are ranks that share the layers"
@@ -119,14 +118,16 @@ def _require_times(survey: Survey, which: str) -> None:
 
 
 def _with_steps(survey: Survey) -> tuple[int, ...]:
-    """Return the strands with steps: along the layers they hold, in natural order where that does not tell."""
+    """Return the strands with steps: along the layers they hold, in natural order where that does not tell.
+
+    Without layers is who only prepares the batch (llama.cpp's client looks up embeddings): first.
+    """
     stepped = [n for n, f in enumerate(survey.facts) if f.has_steps]
     natural = {name: n for n, name in enumerate(natural_order([survey.strands.known[s].worker for s in stepped]))}
-    last = np.iinfo(np.int32).max
     return tuple(
         sorted(
             stepped,
-            key=lambda s: ((survey.facts[s].layers or (last, last)), natural[survey.strands.known[s].worker], s),
+            key=lambda s: (survey.facts[s].layers or (-1, -1), natural[survey.strands.known[s].worker], s),
         )
     )
 

@@ -106,8 +106,11 @@ class Placer:
     def place(self, source: TraceSource, steps: range | None = None) -> Iterator[Placed]:
         """Yield the events of a source, placed."""
         batches = (selected(batch, steps) for batch in source.batches(wanted(_COLUMNS, self.shown)))
+        hidden = [n for n, f in enumerate(self.survey.facts) if not f.shown]
         for piece in pieces((b for b in batches if b.height), self.strands):
-            yield self.place_piece(piece)
+            seen = piece.without(hidden) if hidden else piece
+            if len(seen.strand):
+                yield self.place_piece(seen)
 
     def place_piece(self, piece: Piece) -> Placed:
         """Place the rows of one piece."""

@@ -253,7 +253,8 @@ def _write(buffer: Bytes, at: Ints, chunks: Sequence[Chunk]) -> None:
             words[at[rows]] = chunk.value if isinstance(chunk.value, int) else chunk.value[rows]
         at = at + chunk.size
         left = left - chunk.size
-    if chunks[-1].size != _WORD:
+    last = chunks[-1].size
+    if not isinstance(last, int) or last != _WORD:
         words[end] = _last_word(chunks)
 
 

@@ -71,8 +71,7 @@ class Strands:
         worker, stream, clock = key
         if (worker, stream, clock) not in self._numbers:
             self._numbers[worker, stream, clock] = len(self.known)
-            texts = frame.select(pl.col("worker", "stream", "clock").cast(pl.String).fill_null("?")).row(row)
-            self.known.append(Strand(*texts))
+            self.known.append(Strand(*(str(frame.item(row, c) or "?") for c in ("worker", "stream", "clock"))))
         return self._numbers[worker, stream, clock]
 
 
@@ -100,6 +99,11 @@ class Piece:
 
     frame: pl.DataFrame
     strand: Ints
+
+    def without(self, strands: Sequence[int]) -> "Piece":
+        """Return the piece without some strands."""
+        keep = ~np.isin(self.strand, strands)
+        return self if keep.all() else Piece(self.frame.filter(pl.Series(keep)), self.strand[keep])
 
 
 def pieces(batches: Iterator[pl.DataFrame], strands: Strands, rows: int = PIECE_ROWS) -> Iterator[Piece]:

@@ -103,6 +103,8 @@ class StepCarry:
             for i in np.append(runs(strand)[1:], len(strand)) - 1:
                 self.last[int(strand[i])] = (int(run[i]), int(step[i]))
             return run, step
+        if not self.last and (step < 0).all():
+            return run, step
         run, step = run.copy(), step.copy()
         for one in np.unique(strand):
             mine = np.flatnonzero(strand == one)
