@@ -382,3 +382,27 @@ def test_a_pair_is_clean_and_then_timed(tmp_path: Path) -> None:
     assert [log.timing_lines for log in timed.processes[0].logs] == [0, 7]
     assert (tmp_path / "cap" / "clean" / f"{NAME}.stderr.log").read_bytes() == b""
     assert '"role": "timed"' in (tmp_path / "cap" / "pair.json").read_text()
+
+
+def test_the_library_does_what_the_command_does_and_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tracekit import capture
+
+    other = subprocess.Popen(["sleep", "100"])
+    try:
+        heard: list[str] = []
+        plan = capture.single(["sh", "-c", "echo one; echo two >&2; exit 4"], "it")
+        folder, found = capture.run(plan, tmp_path / "cap", capture.Settings(), notify=heard.append)
+        assert (outcome(found).name, outcome(found).status) == ("failed", 4)
+        assert manifest.load(folder) == found
+        assert (folder / "it.stdout.log").read_text() == "one\n"
+        assert (folder / "it.stderr.log").read_text() == "two\n"
+        assert heard == []
+        assert capfd.readouterr() == ("", "")
+        # Other children of this process are none of its business, and its handlers are as they were.
+        assert other.poll() is None
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        other.kill()
+        other.wait()

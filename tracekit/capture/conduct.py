@@ -48,6 +48,8 @@ class _Program:
     pid: int | None = None
     is_ready: bool = False
     exited: bool = False
+    #: It could not be executed.
+    refused: bool = False
     mapped: set[str] = field(default_factory=set)
 
     @property
@@ -262,7 +264,9 @@ class Conductor:
         os.close(null)
         for output in program.outputs:
             output.close_program_end()
-        self._wait(lambda: program.pid is not None, 30.0)
+        # Whatever else happens meanwhile: what is being started must be known before it can be stopped.
+        while program.pid is None and not program.refused and not self.lost_guard:
+            self._pump(_POLL_S)
         self.look_gap, self.next_look = _FIRST_LOOK_S, time.monotonic() + _FIRST_LOOK_S
         if program.ready.process.ready is None and program.pid is not None:
             program.is_ready = True
@@ -335,6 +339,7 @@ class Conductor:
             program.pid = program.facts.pid = event["pid"]
             program.facts.started_mono_ns = event["mono_ns"]
         elif event["event"] == "refused":
+            program.refused = True
             self.idle = not any(p.running for p in self.programs)
             reason = os.strerror(event["errno"])
             self._judge("blocked", f"{program.name}: {program.ready.path} could not be executed ({reason})")

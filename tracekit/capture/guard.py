@@ -188,7 +188,7 @@ class Guard:
             return
         for pid, name in self.names.items():
             if name == order["name"] and name not in self.statuses:  # a reaped pid may be another's by now
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, number)
                 if order["reach"] == "tree":
                     _kill(descendants(pid), number)

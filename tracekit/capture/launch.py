@@ -6,6 +6,7 @@ import signal as signals
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,9 @@ from pathlib import Path
 from tracekit.capture import guard
 from tracekit.capture.errors import CaptureError
 from tracekit.capture.guard import Message
+
+#: How long killing may take: what hangs in the kernel, or belongs to another user, does not die.
+_KILL_S = 5.0
 
 
 @dataclass(slots=True)
@@ -102,13 +106,24 @@ class Guard:
 
     def kill_adopted(self) -> None:
         """Kill what fell to this process because the guard was killed (nothing, normally)."""
-        while left := set(guard.descendants(os.getpid())) - self._before:
+        deadline = time.monotonic() + _KILL_S
+        while (left := self._adopted()) and time.monotonic() < deadline:
             for pid in left:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signals.SIGKILL)
+            time.sleep(0.01)
             for pid in left:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+                    os.waitpid(pid, os.WNOHANG)
+
+    def _adopted(self) -> list[int]:
+        """Return descendants that the guard had started: new ones, in sessions of their own as all of its are."""
+        found = []
+        for pid in set(guard.descendants(os.getpid())) - self._before - {self.process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) != os.getsid(0):
+                    found.append(pid)
+        return found
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         with contextlib.suppress(ConnectionError):  # it is gone: `receive` says so
