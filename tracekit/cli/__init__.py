@@ -21,6 +21,8 @@ COMMANDS: tuple[str, ...] = (
     "steps",
     "budget",
     "convert",
+    "open",
+    "query",
     "events",
     "inspect",
     "doctor",
