@@ -75,8 +75,7 @@ def aggregate_slices(aggregate: AggregateTrack, track: int, texts: Texts) -> Sli
         _argument(texts, rows, c)
         for c in ("name", "shape", "step", "line", "calls", "total_ns", "mean_ns", "min_ns", "max_ns")
     ]
-    basis = np.full(count, texts.number(aggregate.basis), np.int64)
-    clock = np.full(count, texts.number(aggregate.clock), np.int64)
+    basis, clock = (np.full(count, texts.values.number(t), np.int64) for t in (aggregate.basis, aggregate.clock))
     arguments.append(Argument("basis", np.arange(count), basis, is_text=True))
     arguments.append(Argument("clock", np.arange(count), clock, is_text=True))
     return Slices(
@@ -84,8 +83,8 @@ def aggregate_slices(aggregate: AggregateTrack, track: int, texts: Texts) -> Sli
         np.cumsum(dur) - dur,
         dur,
         np.zeros(count, np.int64),
-        texts.numbers(rows["op"]),
-        basis,
+        texts.names.numbers(rows["op"]),
+        np.full(count, texts.categories.number(aggregate.basis), np.int64),
         [a for a in arguments if len(a.rows)],
         (nothing, nothing),
         (nothing, nothing),
@@ -96,5 +95,5 @@ def _argument(texts: Texts, rows: pl.DataFrame, name: str) -> Argument:
     series = rows[name]
     there: Ints = np.flatnonzero(series.is_not_null().to_numpy())
     if series.dtype == pl.Categorical:
-        return Argument(name, there, texts.numbers(series)[there], is_text=True)
+        return Argument(name, there, texts.values.numbers(series)[there], is_text=True)
     return Argument(name, there, series.drop_nulls().cast(pl.Int64).to_numpy(), is_text=False)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.trace.slices import Slices, Texts
+from tracekit.trace.slices import Numbering, Slices, Texts
 from tracekit.trace.source import Ints
 
 
@@ -25,7 +25,7 @@ class ChromeWriter:
         self.texts = texts
         self._process: dict[int, int] = {}  # per track, its process
         self._names: dict[int, str] = {}  # per track, its name
-        self._quoted: list[str] = []  # per text, as JSON
+        self._quoted: dict[int, list[str]] = {}  # per numbering, its texts as JSON
         self._details: dict[str, str] = {}
         self._any = False
         self.file.write(b'{"displayTimeUnit":"ns","traceEvents":[')
@@ -48,16 +48,18 @@ class ChromeWriter:
         """Write slices in the order in which they open."""
         if not len(slices.track):
             return
-        quoted = self._quotations()
+        names, categories, values = (
+            self._quotations(n) for n in (self.texts.names, self.texts.categories, self.texts.values)
+        )
         columns = pl.DataFrame(
             {
-                "name": quoted.gather(slices.name),
-                "cat": quoted.gather(slices.category),
+                "name": names.gather(slices.name),
+                "cat": categories.gather(slices.category),
                 "ts": _microseconds(slices.start_ns),
                 "dur": _microseconds(slices.dur_ns),
                 "pid": pl.Series([str(self._process[t]) for t in slices.track.tolist()], dtype=pl.String),
                 "tid": pl.Series(slices.track).cast(pl.String),
-                "args": _arguments(slices, quoted),
+                "args": _arguments(slices, values),
             }
         )
         line: list[pl.Expr] = [pl.lit('{"ph":"X"')]
@@ -96,10 +98,11 @@ class ChromeWriter:
         self.file.write((",\n" if self._any else "\n").encode() + ",\n".join(lines).encode())
         self._any = True
 
-    def _quotations(self) -> pl.Series:
+    def _quotations(self, numbering: Numbering) -> pl.Series:
         """Return every text so far as JSON: each is escaped once."""
-        self._quoted += [json.dumps(t) for t in self.texts.known[len(self._quoted) :]]
-        return pl.Series(self._quoted, dtype=pl.String)
+        quoted = self._quoted.setdefault(id(numbering), [])
+        quoted += [json.dumps(t) for t in numbering.known[len(quoted) :]]
+        return pl.Series(quoted, dtype=pl.String)
 
 
 def _microseconds(values_ns: Ints) -> pl.Series:

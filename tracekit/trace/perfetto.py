@@ -58,8 +58,8 @@ _COUNTER = _TYPE + bytes([TrackEvent.TYPE_COUNTER])
 #: The sequence of track 0; number 1 is that of processes.
 _PROCESSES, _FIRST_SEQUENCE = 1, 2
 
-#: The interned texts of arguments.
-_STRINGS = "debug_annotation_string_values"
+#: What is interned, each kind with numbers of its own.
+_NAMES, _CATEGORIES, _VALUES = range(3)
 
 #: The number of each argument's name, the same on every sequence.
 _KEYS = {name: number for number, name in enumerate(ARGUMENT_NAMES, 1)}
@@ -77,7 +77,7 @@ class PerfettoWriter:
         self.compress = compress
         self._rooted = False
         self._last: dict[int, int] = {}  # per track, the time of its last packet
-        self._declared: dict[tuple[int, str], set[int]] = {}  # per track and kind, the texts it has interned
+        self._declared: dict[tuple[int, int], set[int]] = {}  # per track and kind, the texts it has interned
 
     def process(self, ordinal: int, name: str, labels: Sequence[str]) -> None:
         """Declare a process; processes stand by ordinal, from 1."""
@@ -195,10 +195,10 @@ class PerfettoWriter:
         tracks, bounds = slices.track[first].tolist(), np.append(first, len(slices.track))
         trace = Trace()
         packets: dict[int, TracePacket] = {}
-        used = [("event_names", bounds, slices.name), ("event_categories", bounds, slices.category)]
+        used = [(_NAMES, bounds, slices.name), (_CATEGORIES, bounds, slices.category)]
         for argument in slices.arguments:
             if argument.is_text:
-                used.append((_STRINGS, np.searchsorted(argument.rows, bounds), argument.values))
+                used.append((_VALUES, np.searchsorted(argument.rows, bounds), argument.values))
         for kind, edges, numbers in used:
             for track, a, b in zip(tracks, edges[:-1].tolist(), edges[1:].tolist(), strict=True):
                 known = self._declared.setdefault((track, kind), set())
@@ -212,12 +212,13 @@ class PerfettoWriter:
                     self._add_text(packets[track].interned_data, kind, number)
         self._write_trace(trace)
 
-    def _add_text(self, data: InternedData, kind: str, number: int) -> None:
-        text = self.texts.known[number]
-        if kind == _STRINGS:
-            data.debug_annotation_string_values.add(iid=number, str=text.encode())
+    def _add_text(self, data: InternedData, kind: int, number: int) -> None:
+        if kind == _NAMES:
+            data.event_names.add(iid=number, name=self.texts.names.known[number])
+        elif kind == _CATEGORIES:
+            data.event_categories.add(iid=number, name=self.texts.categories.known[number])
         else:
-            getattr(data, kind).add(iid=number, name=text)
+            data.debug_annotation_string_values.add(iid=number, str=self.texts.values.known[number].encode())
 
     @staticmethod
     def _descriptor(trace: Trace, sequence: int, uuid: int) -> TrackDescriptor:

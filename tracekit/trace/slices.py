@@ -24,7 +24,7 @@ ARGUMENT_NAMES = (*ARGUMENTS, "step", "run", "shifted_ns", "calls", "mean_ns", "
 
 
 @dataclass(slots=True)
-class Texts:
+class Numbering:
     """Numbers texts from 1 in the order in which they are met; 0 is none."""
 
     known: list[str] = field(default_factory=lambda: [""])
@@ -54,6 +54,15 @@ class Texts:
                 self._by_code[code] = self.number(text)
             numbers = self._by_code[codes]
         return numbers if known is None else np.where(known, numbers, 0)
+
+
+@dataclass(slots=True)
+class Texts:
+    """The texts of a trace, numbered by kind, so that the few names of operations keep small numbers."""
+
+    names: Numbering = field(default_factory=Numbering)
+    categories: Numbering = field(default_factory=Numbering)
+    values: Numbering = field(default_factory=Numbering)
 
 
 @dataclass(slots=True)
@@ -118,14 +127,12 @@ class Describer:
         name = np.empty(len(placed.kind), np.int64)
         category = np.empty(len(placed.kind), np.int64)
         rows = placed.row[operations]
-        op = self._texts(placed.frame["op"])
-        name[operations] = np.where(op > 0, op, self.texts.number("unnamed"))[rows]
-        kind = self._texts(placed.frame["category"])
-        category[operations] = np.where(kind > 0, kind, self.texts.number("other"))[rows]
+        name[operations] = self._known(self.texts.names, placed.frame["op"], "unnamed")[rows]
+        category[operations] = self._known(self.texts.categories, placed.frame["category"], "other")[rows]
         self._name_layers(placed, layers, name, category)
         keys = step_keys(placed, steps)
         self._name_steps(placed, steps, name, category)
-        arguments = [self._argument(placed, operations, one, op) for one in self.wanted]
+        arguments = [self._argument(placed, operations, one) for one in self.wanted]
         arguments += self._arguments_of_steps(placed, steps, keys)
         if placed.shift_ns is not None:
             moved = np.flatnonzero(placed.shift_ns)
@@ -141,14 +148,17 @@ class Describer:
             *self._arrows(steps, keys),
         )
 
-    def _texts(self, column: pl.Series) -> Ints:
-        return self.texts.numbers(column)
+    @staticmethod
+    def _known(numbering: Numbering, column: pl.Series, otherwise: str) -> Ints:
+        """Return the numbers of a column's texts, of another text where there is none."""
+        numbers = numbering.numbers(column)
+        return np.where(numbers > 0, numbers, numbering.number(otherwise)) if column.null_count() else numbers
 
     def _name_layers(self, placed: Placed, layers: Ints, name: Ints, category: Ints) -> None:
         number = column(placed.frame, "layer")[placed.row[layers]]
         known, back = np.unique(number, return_inverse=True)
-        name[layers] = np.array([self.texts.number(f"layer {n}") for n in known], np.int64)[back]
-        category[layers] = self.texts.number("layer")
+        name[layers] = np.array([self.texts.names.number(f"layer {n}") for n in known], np.int64)[back]
+        category[layers] = self.texts.categories.number("layer")
 
     def _name_steps(self, placed: Placed, steps: Ints, name: Ints, category: Ints) -> None:
         """Name steps by phase and number, so that prefill and decode differ in colour."""
@@ -157,10 +167,10 @@ class Describer:
             placed.frame["phase"].gather(pl.Series(rows, dtype=pl.UInt32)).cast(pl.String).fill_null("step").to_list()
         )
         step = column(placed.frame, "step")[rows].tolist()
-        name[steps] = [self.texts.number(f"{p} {s}") for p, s in zip(phases, step, strict=True)]
-        category[steps] = [self.texts.number(p) for p in phases]
+        name[steps] = [self.texts.names.number(f"{p} {s}") for p, s in zip(phases, step, strict=True)]
+        category[steps] = [self.texts.categories.number(p) for p in phases]
 
-    def _argument(self, placed: Placed, operations: Ints, name: str, op: Ints) -> Argument:
+    def _argument(self, placed: Placed, operations: Ints, name: str) -> Argument:
         """Return one argument of the operations, where it is known and says something."""
         series = placed.frame[name]
         rows = placed.row[operations]
@@ -170,8 +180,10 @@ class Describer:
             has = series.is_not_null().to_numpy()
             values = series.fill_null(0).cast(pl.Int64).to_numpy()
         else:
-            values = self._texts(series)
-            has = (values > 0) & (values != op) if name == "name" else values > 0
+            values = self.texts.values.numbers(series)
+            has = values > 0
+            if name == "name":
+                has &= (series != placed.frame["op"]).fill_null(value=True).to_numpy()
         if has.all():
             return Argument(name, operations, values[rows], is_text=name not in _NUMBERS)
         there = has[rows]
@@ -190,8 +202,8 @@ class Describer:
         given = np.flatnonzero(tokens.is_not_null().to_numpy())
         single = np.flatnonzero([len(d) == 1 for d in devices])
         text = {
-            "stream": [self.texts.number(s.stream) for s in strands],
-            "clock": [self.texts.number(s.clock) for s in strands],
+            "stream": [self.texts.values.number(s.stream) for s in strands],
+            "clock": [self.texts.values.number(s.clock) for s in strands],
         }
         return [
             Argument("step", steps, np.array([k[2] for k in keys], np.int64), is_text=False),

@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 #: Rows that are placed and encoded at once: few enough to stay in the processor's cache, and memory flat.
-PIECE_ROWS = 1 << 17
+PIECE_ROWS = 1 << 16
 
 #: A step or layer that is longer is cut: a log whose layers never change must not be held whole.
 _LONGEST_RUN = 1 << 20
