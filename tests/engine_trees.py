@@ -161,6 +161,6 @@ def compiled(tree: Path, name: str) -> Path:
     compiler = shutil.which("g++")
     assert compiler is not None
     command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    include = [f"-I{STUBS}", f"-I{tree / 'ggml/src'}"]
+    include = [f"-I{STUBS}", f"-I{STUBS / 'ggml_part'}", f"-I{tree / 'ggml/src'}"]
     subprocess.run([*command, *include, "-x", "c++", "-o", program, source], check=True, timeout=60)
     return program

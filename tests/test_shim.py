@@ -108,6 +108,16 @@ def test_what_is_printed_is_read_whole(build: Callable[..., Path], shim: Path, t
     assert not frame["recovered"].any()
 
 
+def test_the_lines_of_the_docs_are_records(tmp_path: Path) -> None:
+    """The page that defines the format shows lines that the parsers read whole."""
+    page = (FAKE.parent.parent / "docs/formats-ggml.md").read_text()
+    lines = re.findall(r"^(?:\[SYCL_OP_TIMING\]|\[llm-scaler\]).*$", page, re.MULTILINE)
+    log = tmp_path / "page.log"
+    log.write_text("\n".join(lines) + "\n")
+    assert len(lines) == 2
+    assert sorted(read([log]).events.collect()["dur_ns"]) == [44_650, 97_412]
+
+
 def test_the_limits_are_said_once(build: Callable[..., Path], shim: Path) -> None:
     notices = run(build(), shim, "sched").notices
     assert notices.count("entry=scheduler layout=default,verified") == 1
