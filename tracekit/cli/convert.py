@@ -11,6 +11,14 @@ from tracekit.cli import options
 @options.logs
 @click.option("-o", "--output", "target", required=True, metavar="FILE", help="Where the trace goes.")
 @click.option(
+    "--format",
+    "form",
+    type=click.Choice(["perfetto", "chrome-json", "speedscope", "folded"]),
+    default="perfetto",
+    show_default=True,
+    help="perfetto and chrome-json are timelines; speedscope and folded are flame graphs of self time.",
+)
+@click.option(
     "--layout",
     type=click.Choice(["auto", "sequential", "pipeline", "ranks", "arrival", "start"]),
     default="auto",
@@ -33,6 +41,7 @@ def command(
     workers: Sequence[str],
     strict: bool,  # noqa: FBT001
     target: str,
+    form: str,
     layout: str,
     compress: bool,  # noqa: FBT001
     min_dur: float,
@@ -51,6 +60,7 @@ def command(
     Example:
       tracekit convert rpc-b70-*.log -o decode.pftrace
       tracekit convert decode.log -o step.pftrace --steps 100:120 --compress
+      tracekit convert decode.log -o decode.folded --format folded
     """
     from tracekit import write_trace
     from tracekit.columns import condition
@@ -61,6 +71,7 @@ def command(
         run,
         target,
         layout=layout,
+        format=form,
         compress=compress,
         where=condition(where) if where else None,
         min_dur_ns=round(min_dur * 1000),
