@@ -55,7 +55,12 @@ class LogReading:
         whole = {d.name for d in self.dialects if d.whole_stream}
         waiting = 0
         for block, prescan in _ahead(self.source.blocks(), self.reader.prescan):
-            for name, rows in self.reader.read(block, prescan).items():
+            first = self.reader.lines + 1
+            for name, found in self.reader.read(block, prescan).items():
+                rows = found
+                if block.arrival_ns is not None:
+                    arrival = block.arrival_ns[found["line"].to_numpy() - first]
+                    rows = found.with_columns(pl.Series("arrival_ns", arrival))
                 self.held.setdefault(name, []).append(rows)
                 waiting += rows.height
             if waiting >= _BATCH_ROWS and not whole & set(self.held):

@@ -23,6 +23,7 @@ import polars as pl
 import zstandard
 
 from tracekit.errors import NothingRecognisedError, UsageError
+from tracekit.stamps import SUFFIX, Stamps, read_stamps
 
 #: Bytes read at once. Measured: 1 to 4 MiB are equally fast; larger blocks only take memory.
 BLOCK_BYTES = 2 << 20
@@ -65,9 +66,10 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines: their bytes, where every line ends with one ``\\n``."""
+    """Whole lines: their bytes, where every line ends with one ``\\n``; and when each arrived, if that was stamped."""
 
     data: bytes
+    arrival_ns: npt.NDArray[np.int64] | None = None
 
     def lines(self, first: int) -> pl.DataFrame:
         """Return all lines: ``line`` UInt32 (counted from `first`), ``text`` String (without its line end)."""
@@ -110,12 +112,19 @@ class Source:
         Raises:
             UsageError: the file cannot be opened.
         """
-        for data in self._cut():
+        stamps = _stamps(self.stream.path)
+        offset = 0
+        for raw in self._cut():
+            arrival = None
+            if stamps is not None:
+                arrival = stamps.arrival_ns((_line_ends(raw) + offset).astype(np.uint64))
+                offset += len(raw)
+            data = raw
             if b"\r" in data:
                 data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             if not data.endswith(b"\n"):
                 data += b"\n"
-            yield Block(data)
+            yield Block(data, arrival)
 
     def _cut(self) -> Iterator[bytes]:
         """Yield blocks of bytes that end at a line end (the last may not)."""
@@ -146,6 +155,24 @@ class Source:
                 if self.progress is not None:
                     self.progress(_position(packed))
                 yield data
+
+
+def _stamps(path: str) -> Stamps | None:
+    """Return the arrival stamps that a capture laid beside a log, if there are any."""
+    for packed in PACKED_SUFFIXES:
+        path = path.removesuffix(packed)
+    beside = Path(path + SUFFIX)
+    return read_stamps(beside) if beside.exists() else None
+
+
+def _line_ends(raw: bytes) -> npt.NDArray[np.int64]:
+    """Return the place of each line's last byte."""
+    octets = np.frombuffer(raw, np.uint8)
+    ends = octets == ord("\n")
+    if b"\r" in raw:
+        ends |= (octets == ord("\r")) & (np.append(octets[1:], 0) != ord("\n"))
+    ends[-1] = True
+    return np.flatnonzero(ends)
 
 
 @contextmanager
