@@ -5,8 +5,8 @@ Both write step, layer and operation slices with category and shape. Run as::
     python benchmarks/bench_trace.py              # 2 million events, the loop on a tenth of them
     python benchmarks/bench_trace.py --events 20  # memory at 20 million
 
-Each measurement is a process of its own, so that peaks of memory do not mix. ``x loop`` compares elapsed times, ``by CPU``
-the processor's time, which other work on the machine hardly changes; `write_trace` encodes in a second thread.
+Each measurement is a process of its own, so that peaks of memory do not mix. ``x loop`` compares elapsed times,
+``by CPU`` the processor's time; `write_trace` encodes in a second thread.
 """
 
 import argparse

@@ -15,6 +15,9 @@ from tracekit.trace.survey import OUTLIER_FACTOR, USUAL_OF, Survey
 
 LOST = f"lost to outliers (what exceeds the median of op and shape, beyond {OUTLIER_FACTOR} times it)"
 
+#: A median so long that nothing exceeds it.
+_NEVER = np.iinfo(np.int64).max // (2 * OUTLIER_FACTOR)
+
 #: Points of a cumulative counter that a piece adds at most.
 _POINTS = 256
 
@@ -38,6 +41,7 @@ class Counters:
     _steps: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
     _lost_ns: dict[int, int] = field(default_factory=dict)
     _losses: dict[int, list[tuple[Ints, Ints]]] = field(default_factory=dict)
+    _quickest: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def add(self, placed: Placed) -> None:
         """Count one placed piece."""
@@ -48,27 +52,40 @@ class Counters:
         self._add_losses(placed)
 
     def _add_losses(self, placed: Placed) -> None:
-        frame = placed.frame
-        usual = frame.select(*USUAL_OF).join(
-            self.survey.usual, on=USUAL_OF, how="left", maintain_order="left", nulls_equal=True
-        )["usual_ns"]
-        own = frame["self_ns"].fill_null(0).to_numpy()
-        usual_ns = usual.fill_null(0).to_numpy()
-        lost = np.where((usual_ns > 0) & (own > OUTLIER_FACTOR * usual_ns), own - usual_ns, 0)
-        if not lost.any():
-            return
-        rows = placed.row
-        worth = np.flatnonzero((placed.kind == OPERATION) & (lost[rows] > 0))
+        worth, lost_ns = self._outliers(placed)
         ends = placed.start_ns[worth] + placed.dur_ns[worth]
-        owner = placed.strand[rows[worth]]
+        owner = placed.strand[placed.row[worth]]
         for strand in np.unique(owner).tolist():
-            mine = worth[owner == strand]
-            at = ends[owner == strand]
-            order = np.argsort(at, kind="stable")
-            total = np.cumsum(lost[rows[mine]][order]) + self._lost_ns.get(strand, 0)
+            mine = owner == strand
+            order = np.argsort(ends[mine], kind="stable")
+            total = np.cumsum(lost_ns[mine][order]) + self._lost_ns.get(strand, 0)
             self._lost_ns[strand] = int(total[-1])
             kept = np.unique(np.append(np.arange(0, len(total), max(1, len(total) // _POINTS)), len(total) - 1))
-            self._losses.setdefault(strand, []).append((at[order][kept], total[kept]))
+            self._losses.setdefault(strand, []).append((ends[mine][order][kept], total[kept]))
+
+    def _outliers(self, placed: Placed) -> tuple[Ints, Ints]:
+        """Return the slices that took too long, and by how much."""
+        operations = np.flatnonzero(placed.kind == OPERATION)
+        rows = placed.row[operations]
+        own = placed.frame["self_ns"].fill_null(0).to_numpy()[rows]
+        # Few calls exceed what is usual for the quickest shape of their operation: only these are looked at closely.
+        op = placed.frame["op"].to_physical().fill_null(0).to_numpy()[rows]
+        maybe = np.flatnonzero(own > OUTLIER_FACTOR * self._quickest_ns(op))
+        calls = placed.frame.select(USUAL_OF)[rows[maybe]]
+        usual = calls.join(self.survey.usual, on=USUAL_OF, how="left", maintain_order="left", nulls_equal=True)
+        usual_ns = usual["usual_ns"].fill_null(_NEVER).to_numpy()
+        found = (usual_ns > 0) & (own[maybe] > OUTLIER_FACTOR * usual_ns)
+        return operations[maybe[found]], own[maybe[found]] - usual_ns[found]
+
+    def _quickest_ns(self, op: npt.NDArray[np.uint32]) -> Ints:
+        """Return what is usual for the quickest shape of each operation, by the code of its name."""
+        top = int(op.max(initial=0))
+        if top >= len(self._quickest):
+            usual = self.survey.usual.group_by(pl.col("op").to_physical()).agg(pl.col("usual_ns").min()).drop_nulls()
+            codes = usual["op"].to_numpy()
+            self._quickest = np.full(max(top, int(codes.max(initial=0))) + 1, _NEVER, np.int64)
+            self._quickest[codes] = usual["usual_ns"].to_numpy()
+        return self._quickest[op]
 
     def counters(self) -> Iterator[Counter]:
         """Yield the counters, one strand after the other."""

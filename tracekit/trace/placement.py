@@ -137,12 +137,8 @@ class Placer:
         misfits = inside_parents(trees, start, dur, ends)
         if len(misfits):
             trees, track = self._move_out(trees, misfits, track, start, dur)
-        if ends is not None or len(misfits):
-            order = _by_track(trees, track, start)
-            trees = reordered(trees, order)
-        else:
-            order = np.arange(len(dur))
-        return self._with_spans(frame, strand, order, trees, track[order], start[order], dur[order], shift)
+        placed = _Rows(frame, strand, trees, track, start, dur, shift)
+        return self._with_spans(placed.by_track() if ends is not None or len(misfits) else placed)
 
     def _tracks(self, strand: Ints, kind: Ints) -> Ints:
         """Return the first lane of each tree's track."""
@@ -229,35 +225,28 @@ class Placer:
             lane[mine] = [self.tracks.number(TrackKey(int(one), "overflow", int(c))) for c in chosen]
         return moved, lane[tree_of(moved)]
 
-    def _with_spans(
-        self,
-        frame: pl.DataFrame,
-        strand: Ints,
-        order: Ints,
-        trees: Forest,
-        track: Ints,
-        start: Ints,
-        dur: Ints,
-        shift: Ints | None,
-    ) -> Placed:
+    def _with_spans(self, rows: "_Rows") -> Placed:
         """Put layers and steps around the trees that they hold, and take out what is not to be shown."""
         main = np.array([k.kind == "main" and k.lane == 0 for k in self.tracks.known])
-        step, layer = steps_and_layers(frame, order, trees, track, main[track])
-        everything = enclose(trees, [layer, step])
-        row = everything.spread(order, order[layer.first], order[step.first])
-        kind = everything.spread(*(np.full(len(r), k) for k, r in enumerate((order, layer.first, step.first))))
-        begins = everything.spread(start, start[layer.first], start[step.first])
-        lasts = everything.spread(dur, *(start[s.last] + dur[s.last] - start[s.first] for s in (layer, step)))
-        tracks = everything.spread(track, track[layer.first], track[step.first])
+        step, layer = steps_and_layers(rows.frame, rows.trees, rows.track, main[rows.track])
+        everything = enclose(rows.trees, [layer, step])
+        sources = (np.arange(len(rows.dur)), layer.first, step.first)
+        row = everything.spread(*sources)
+        kind = everything.spread(*(np.full(len(r), k) for k, r in enumerate(sources)))
+        begins = rows.start[row]
+        lasts = everything.spread(
+            rows.dur, *(rows.start[s.last] + rows.dur[s.last] - rows.start[s.first] for s in (layer, step))
+        )
+        tracks = rows.track[row]
         depth = everything.depth
         if self.shown is not None:
             nested = forest(depth, tracks)
-            keep = self._kept(frame, row, kind, nested)
+            keep = self._kept(rows.frame, row, kind, nested)
             depth = without(nested, keep).depth
             row, kind, begins, lasts, tracks = (a[keep] for a in (row, kind, begins, lasts, tracks))
         begins -= self.plan.origin_ns
-        moved = None if shift is None else np.where(kind == OPERATION, shift[row], 0)
-        return Placed(frame, kind, row, strand, tracks, begins, lasts, depth, moved)
+        moved = None if rows.shift is None else np.where(kind == OPERATION, rows.shift[row], 0)
+        return Placed(rows.frame, kind, row, rows.strand, tracks, begins, lasts, depth, moved)
 
     def _kept(self, frame: pl.DataFrame, row: Ints, kind: Ints, nested: Forest) -> Bools:
         """Return which slices are shown: operations by the filter, layers and steps if one of theirs is."""
@@ -279,9 +268,30 @@ def _known_ends(frame: pl.DataFrame, plan: Plan) -> Ints | None:
     return None
 
 
-def _by_track(trees: Forest, track: Ints, start: Ints) -> Ints:
-    """Return the order of rows by track and time that keeps every tree whole."""
-    roots = trees.roots
-    rank = np.empty(len(roots), np.int64)
-    rank[np.lexsort((start[roots], track[roots]))] = np.arange(len(roots))
-    return np.argsort(rank[tree_of(trees)], kind="stable")
+@dataclass(slots=True)
+class _Rows:
+    """Events that have their time and track, before steps and layers are put around them."""
+
+    frame: pl.DataFrame
+    strand: Ints
+    trees: Forest
+    track: Ints
+    start: Ints
+    dur: Ints
+    shift: Ints | None
+
+    def by_track(self) -> "_Rows":
+        """Return them ordered by track and time, every tree whole."""
+        roots = self.trees.roots
+        rank = np.empty(len(roots), np.int64)
+        rank[np.lexsort((self.start[roots], self.track[roots]))] = np.arange(len(roots))
+        order = np.argsort(rank[tree_of(self.trees)], kind="stable")
+        return _Rows(
+            self.frame[order],
+            self.strand[order],
+            reordered(self.trees, order),
+            self.track[order],
+            self.start[order],
+            self.dur[order],
+            None if self.shift is None else self.shift[order],
+        )

@@ -24,18 +24,16 @@ class Span:
     of_tree: Ints
 
 
-def steps_and_layers(frame: pl.DataFrame, order: Ints, trees: Forest, track: Ints, main: Bools) -> tuple[Span, Span]:
+def steps_and_layers(frame: pl.DataFrame, trees: Forest, track: Ints, main: Bools) -> tuple[Span, Span]:
     """Return the steps, and the layers: runs of neighbours with one layer among trees of a single row.
 
     Args:
-        frame: the events.
-        order: row of the frame per row of `trees`.
-        trees: the rows by track and time.
+        frame: the events, by track and time; trees: how they nest.
         track: their tracks; main: whether that is a main track, the only ones with steps and layers.
     """
     roots = trees.roots
     own_track, own_main = track[roots], main[roots]
-    run, step, layer = (column(frame, c)[order[roots]] for c in ("run", "step", "layer"))
+    run, step, layer = (column(frame, c)[roots] for c in ("run", "step", "layer"))
     step = np.where(own_main, _bridged(own_track, run, step), -1)
     if len(roots) < len(track):
         own_main = own_main & (first_rows(trees.depth)[roots] == roots)
