@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARKERS = re.compile(r"\[SYCL_OP_TIMING\]|\[llm-scaler\]\[moe-kernel\]|\[vllm-xpu-timing\]|\[vllm-xpu-timing-summary\]")
-_SYCL = re.compile(r"\[SYCL_OP_TIMING\] dev=(-?\d+) op=(\w+) name=(.*) ne=(\d+x\d+x\d+x\d+) us=(\d+)(?!\d)")
+_SYCL = re.compile(
+    r"\[SYCL_OP_TIMING\] dev=(-?\d+) op=(\w+) name=(.*) ne=(\d+x\d+x\d+x\d+) us=(\d+)(?!\d)((?: \w+=\S+)*)"
+)
 _WAIT = re.compile(r'\[llm-scaler\]\[moe-kernel\] device=(-?\d+) kernel="([^"\[]+)" wait_ms=(\d[\d.e+-]*)')
 _EVENT = re.compile(r"\[vllm-xpu-timing\] rank=(\S+) label=(.*) count=(\d+) last_ms=(\d+\.\d{6})(?!\d)")
 _SUMMARY = re.compile(
@@ -110,8 +112,9 @@ def count_text(text: str) -> Count:
 
 def _add(found: Count, record: str) -> None:
     if m := _SYCL.match(record):
-        device, op, name, shape, us = m.groups()
-        found.durations[Label(device, op, name)].append(ns(us, 1000))
+        device, op, name, shape, us, more = m.groups()
+        exact = re.search(r" ns=(\d+)", more)  # the same duration again, not rounded
+        found.durations[Label(device, op, name)].append(int(exact[1]) if exact else ns(us, 1000))
         found.shapes[shape] += 1
     elif m := _WAIT.match(record):
         device, kernel, wait = m.groups()
