@@ -29,7 +29,8 @@ def vllm(label: str, calls: list[int], ms: str = "1.000000", rank: str = "0") ->
 
 
 def summary(label: str, calls: int, total: str, rank: str = "0") -> str:
-    return f"[vllm-xpu-timing-summary] rank={rank} label={label} count={calls} total_ms={total} avg_ms=1.000000 max_ms=9.000000\n"
+    numbers = f"count={calls} total_ms={total} avg_ms=1.000000 max_ms=9.000000"
+    return f"[vllm-xpu-timing-summary] rank={rank} label={label} {numbers}\n"
 
 
 def tables_of(folder: Path, text: str, by: str = "op", **more: object) -> list[Table]:

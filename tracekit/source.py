@@ -186,7 +186,7 @@ def _open(path: str, kept: str) -> Iterator[tuple[BinaryIO, _Readable]]:
         if path.endswith(".gz"):
             yield file, _Drained(gzip.GzipFile(fileobj=file))
         elif path.endswith(".zst"):
-            yield file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            yield file, _Frames(file)
         else:
             yield file, file
 
@@ -199,6 +199,31 @@ class _Drained:
 
     def read(self, size: int, /) -> bytes:
         return self.file.read1(size)
+
+
+@dataclass(slots=True)
+class _Frames:
+    """A zstd file, frame after frame, that tells when the last one is cut (the library's own reader does not)."""
+
+    file: BinaryIO
+    frame: "zstandard.ZstdDecompressionObj | None" = None
+    rest: bytes = b""
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            packed = self.rest or self.file.read(size // 8)
+            self.rest = b""
+            if not packed:
+                if self.frame is not None:
+                    raise EOFError("the file ends within a frame")
+                return b""
+            if self.frame is None:
+                self.frame = zstandard.ZstdDecompressor().decompressobj()
+            plain = self.frame.decompress(packed)
+            if self.frame.eof:
+                self.rest, self.frame = self.frame.unused_data, None
+            if plain:
+                return plain
 
 
 def _position(file: BinaryIO) -> int:

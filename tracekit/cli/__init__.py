@@ -65,18 +65,39 @@ def group() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with the status that the documentation promises."""
+    arguments = list(sys.argv[1:] if args is None else args)
     try:
-        status = group.main(args=args, prog_name="tracekit", standalone_mode=False)
+        status = _invoke(arguments)
+        sys.stdout.flush()
     except TracekitError as error:
         click.echo(f"tracekit: {error}", err=True)
-        sys.exit(error.exit_code)
+        status = error.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        status = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough; the interpreter must not complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    sys.exit(status if isinstance(status, int) else 0)
+        click.echo(err=True)
+        status = 130
+    except BrokenPipeError:  # the reader (`| head`) has seen enough
+        _silence_stdout()
+        status = 141
+    except OSError as error:
+        click.echo(f"tracekit: cannot be written or read ({error.strerror or error})", err=True)
+        _silence_stdout()
+        status = 1
+    sys.exit(status)
+
+
+def _invoke(arguments: list[str]) -> int:
+    # Not `group.main`: it turns a reader that is gone into status 1 before we could say otherwise.
+    try:
+        with group.make_context("tracekit", arguments) as context:
+            status = group.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    return status if isinstance(status, int) else 0
+
+
+def _silence_stdout() -> None:
+    """Keep the interpreter from complaining when it flushes what nobody takes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
