@@ -56,11 +56,11 @@ class LogReading:
         waiting = 0
         for block, prescan in _ahead(self.source.blocks(), self.reader.prescan):
             first = self.reader.lines + 1
-            for name, found in self.reader.read(block, prescan).items():
-                rows = found
+            for name, read in self.reader.read(block, prescan).items():
+                rows = read
                 if block.arrival_ns is not None:
-                    arrival = block.arrival_ns[found["line"].to_numpy() - first]
-                    rows = found.with_columns(pl.Series("arrival_ns", arrival))
+                    arrival = block.arrival_ns[read["line"].to_numpy() - first]
+                    rows = read.with_columns(pl.Series("arrival_ns", arrival))
                 self.held.setdefault(name, []).append(rows)
                 waiting += rows.height
             if waiting >= _BATCH_ROWS and not whole & set(self.held):
