@@ -38,9 +38,9 @@ def compare(lines: int, folder: Path) -> None:
         "re loop": [sys.executable, str(HERE / "re_loop.py"), str(log)],
     }
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
-    for _ in range(REPEATS):
-        for name, argv in commands.items():
-            seen[name].append(measured(argv))
+    for turn in range(REPEATS):
+        for name in sorted(commands, reverse=bool(turn % 2)):
+            seen[name].append(measured(commands[name]))
     time_s = {name: statistics.median(t for t, _ in runs) for name, runs in seen.items()}
     peak = {name: statistics.median(m for _, m in runs) for name, runs in seen.items()}
     print(f"{log.stat().st_size / 1e6:.0f} MB, {lines} lines")
