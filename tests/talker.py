@@ -99,7 +99,8 @@ def family(seconds: int) -> None:
             [sys.executable, "-c", _GRANDPARENT, kind, str(seconds)], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout is not None
-        print(kind, child.stdout.readline().strip(), flush=True)
+        # In one write: print() makes several where output is unbuffered.
+        os.write(1, f"{kind} {child.stdout.readline().strip()}\n".encode())
         child.wait()
 
 

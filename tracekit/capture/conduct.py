@@ -30,6 +30,7 @@ from tracekit.capture.watch import Hit, StallWatch, patterns
 #: How long what a program leaves behind, or a client whose worker died, may take to end by itself.
 LINGER_S = 5.0
 _POLL_S = 0.1
+_LAST_WORDS_S = 0.5
 _FIRST_LOOK_S = 0.2
 _LAST_LOOK_S = 60.0
 
@@ -282,7 +283,7 @@ class Conductor:
             if self.pending:
                 self.notes.append(f"a line of a known stall pattern came: {self.pending[0].line}")
         elif status is not None:
-            self._hear_last_words()
+            self._hear_last_words(end)
             line = self.pending[0].line if self.pending else end.last_line()
             why = f" ({self.pending[0].pattern.meaning})" if self.pending else ""
             self._judge("failed", f"{end.name} {status_text(status)}{said(line)}{why}")
@@ -354,7 +355,7 @@ class Conductor:
         facts.max_rss_bytes = event["max_rss_bytes"]
         if self.stopping or program.name == self.plan.end:
             return
-        self._hear_last_words()
+        self._hear_last_words(program)
         what = f"{program.name} {status_text(event['status'])}"
         if program.is_ready:
             self._judge("failed", f"{what} while the run was on{said(program.last_line())}")
@@ -363,9 +364,11 @@ class Conductor:
             hint = f" (is port {port} taken?)" if port and event["status"] == 0 else ""
             self._judge("failed", f"{what} before it was ready{hint}{said(program.last_line())}")
 
-    def _hear_last_words(self) -> None:
-        """Let what an ended program printed come through the tee."""
-        time.sleep(0.02)
+    def _hear_last_words(self, program: _Program) -> None:
+        """Let what an ended program printed come through the tee; not for long, as its children may keep it open."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while not all(o.ended for o in program.outputs) and time.monotonic() < deadline:
+            time.sleep(0.002)
         while self.hits:
             self._on_hit(self.hits.popleft())
 

@@ -141,6 +141,8 @@ class Output:
     line_count: int = 0
     #: Bytes that passed after the capture had to stop.
     uncaptured_bytes: int = 0
+    #: Everything has been taken: the program and whatever inherited its output have closed it.
+    ended: bool = False
 
     def close_program_end(self) -> None:
         """Close this side's copy of what the program writes to, so that its end can be seen."""
@@ -372,6 +374,7 @@ class Tee:
                 output.sink.finish()
             except DiskError as error:
                 self._stop(output, error)
+        output.ended = True
 
     def _stop(self, output: Output, error: DiskError) -> None:
         """Stop capturing every stream, so that all cover the same time; the programs run on."""
