@@ -68,7 +68,8 @@ def main(args: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         status = _invoke(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is where the caller closed it
+            sys.stdout.flush()
     except TracekitError as error:
         click.echo(f"tracekit: {error}", err=True)
         status = error.exit_code
@@ -100,4 +101,5 @@ def _invoke(arguments: list[str]) -> int:
 
 def _silence_stdout() -> None:
     """Keep the interpreter from complaining when it flushes what nobody takes."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
