@@ -125,8 +125,13 @@ def _durations(batch: Batch, keys: Sequence[str]) -> pl.DataFrame:
 
 
 def _steps(batch: Batch, keys: Sequence[str]) -> pl.DataFrame:
-    known = Batch(batch.rows.filter(pl.col("step").is_not_null()), batch.heads, batch.constants)
-    counted = _grouped(known, keys, [], [pl.col("self_ns").sum()])
+    known = batch
+    if batch.rows["step"].null_count():
+        known = Batch(batch.rows.filter(pl.col("step").is_not_null()), batch.heads, batch.constants)
+    # A step has one width: its first row's is as good as a key, and cheaper.
+    once = [c for c in ("tokens",) if c in batch.rows.columns and c in keys]
+    sums = [pl.col("self_ns").sum(), *(pl.col(c).first() for c in once)]
+    counted = _grouped(known, [c for c in keys if c not in once], [], sums)
     return counted.select(pl.col(c).cast(EVENTS[c]) for c in (*keys, "self_ns"))
 
 
