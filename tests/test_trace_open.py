@@ -1,6 +1,8 @@
 """`tracekit open`: one file, one origin, this machine, once."""
 
 import http.client
+import socket
+import struct
 import threading
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -52,6 +54,46 @@ def test_the_page_gets_the_trace_once_and_nobody_else_does(trace: Path) -> None:
     assert not thread.is_alive()
     with pytest.raises(ConnectionRefusedError):
         ask(server, "GET", server.place, page)
+
+
+def test_head_tells_the_size_and_others_get_no_header(trace: Path) -> None:
+    server = TraceServer(trace, port=0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    page = {"Origin": UI}
+    status, headers, body = ask(server, "HEAD", server.place, page)
+    assert (status, headers["Content-Length"], body) == (200, str(len(TRACE)), b"")
+    assert headers["Access-Control-Allow-Origin"] == UI
+    for method in ("GET", "HEAD", "OPTIONS"):
+        for refused in ({}, {"Origin": "null"}, {"Origin": "https://evil.example"}, {"Origin": UI + ".evil.example"}):
+            status, headers, body = ask(server, method, server.place, refused)
+            assert (status, body) == (403, b"")
+            assert not [name for name in headers if name.startswith("Access-Control")]
+        assert ask(server, method, server.place + "x", page)[0] == 404
+    assert thread.is_alive()
+    assert ask(server, "GET", server.place, page)[2] == TRACE
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_page_that_goes_away_may_ask_again(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace.write_bytes(TRACE * 40)  # more than the system takes off our hands
+    server = TraceServer(trace, port=0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    request = f"GET {server.place} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {UI}\r\n\r\n"
+    for sent in (b"", b"GET /", request.encode()):
+        gone = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+        gone.sendall(sent)
+        gone.close()
+    away = trace.rename(trace.with_name("away"))
+    assert ask(server, "GET", server.place, {"Origin": UI})[0] == 404
+    away.rename(trace)
+    assert ask(server, "GET", server.place, {"Origin": UI})[2] == TRACE * 40
+    thread.join(10)
+    assert not thread.is_alive()
+    assert capfd.readouterr().err == ""
 
 
 def test_the_link_names_the_address(trace: Path) -> None:

@@ -4,6 +4,8 @@ The page fetches a trace from the address that its own link names. Its content p
 9001 only, so another port works with a copy of the page alone.
 """
 
+import contextlib
+import os
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -85,32 +87,54 @@ class TraceServer:
 
             timeout = 10  # a client that connects and says nothing must not hold the one file
 
+            def handle(self) -> None:
+                """Answer; a page that went away may ask again, so the trace does not count as fetched."""
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
+
             def do_GET(self) -> None:
                 """Send the trace."""
-                if self._refused():
-                    return
-                with server.path.open("rb") as file:
-                    size = server.path.stat().st_size
-                    self._head(HTTPStatus.OK, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
-                    try:
-                        shutil.copyfileobj(file, self.wfile)
-                    except (BrokenPipeError, ConnectionResetError):
-                        return  # the page went away; it may ask again
-                server.fetched = True
+                if not self._refused() and self._send(whole=True):
+                    server.fetched = True
+
+            def do_HEAD(self) -> None:
+                """Tell the size of the trace; that is not fetching it."""
+                if not self._refused():
+                    self._send(whole=False)
 
             def do_OPTIONS(self) -> None:
                 """Answer what a browser asks before it fetches from a private address."""
                 if not self._refused():
-                    allowed = {"Access-Control-Allow-Methods": "GET", "Access-Control-Allow-Private-Network": "true"}
+                    allowed = {
+                        "Access-Control-Allow-Methods": "GET, HEAD",
+                        "Access-Control-Allow-Private-Network": "true",
+                    }
                     self._head(HTTPStatus.NO_CONTENT, allowed)
+
+            def _send(self, *, whole: bool) -> bool:
+                """Send the head, and the trace if it is wanted; return whether the file is still there."""
+                try:
+                    file = server.path.open("rb")
+                except FileNotFoundError:
+                    self._refuse(HTTPStatus.NOT_FOUND)
+                    return False
+                with file:
+                    size = os.fstat(file.fileno()).st_size
+                    self._head(HTTPStatus.OK, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
+                    if whole:
+                        shutil.copyfileobj(file, self.wfile)
+                return True
 
             def _refused(self) -> bool:
                 status = server.refusal(dict(self.headers.items()), self.path)
                 if status is not None:
-                    self.send_response(status)
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
+                    self._refuse(status)
                 return status is not None
+
+            def _refuse(self, status: HTTPStatus) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
             def _head(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
                 self.send_response(status)
