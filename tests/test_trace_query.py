@@ -10,6 +10,7 @@ from made_up import MadeUp, events
 from trace_check import Read, read_trace
 
 import tracekit as tk
+from tracekit.cli import main
 from tracekit.cli.query import command
 from tracekit.errors import TracekitError, UsageError
 from tracekit.trace import query as module
@@ -132,6 +133,18 @@ def test_a_program_that_does_not_start_is_told(tmp_path: Path) -> None:
         query(tmp_path / "t.pftrace", "SELECT 1", program)
     with pytest.raises(UsageError, match="no such file"):
         query(tmp_path / "none.pftrace", "SELECT 1", program)
+
+
+@pytest.mark.usefixtures("no_binary")
+def test_the_command_ends_with_one_sentence_where_there_is_no_binary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tk.write_trace(MadeUp([events([{}])]), tmp_path / "t.pftrace")
+    with pytest.raises(SystemExit) as ended:
+        main(["query", str(tmp_path / "t.pftrace"), "top-ops"])
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out, told.err.count("\n")) == (1, "", 1)
+    assert "--trace-processor PATH" in told.err
 
 
 def test_the_command_lists_queries_and_asks_for_what_it_needs() -> None:

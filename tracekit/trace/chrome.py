@@ -70,29 +70,30 @@ class ChromeWriter:
         for phase, (rows, ids) in (("s", slices.flows_out), ("f", slices.flows_in)):
             for row, number in zip(rows.tolist(), ids.tolist(), strict=True):
                 track = int(slices.track[row])
-                ends = int(slices.start_ns[row]) + (int(slices.dur_ns[row]) if phase == "s" else 0)
+                at_ns = int(slices.start_ns[row]) + (int(slices.dur_ns[row]) if phase == "s" else 0)
                 binding = {"bp": "e"} if phase == "f" else {}
-                self._event(
-                    phase, self._process[track], track, name="step", cat="step", id=number, ts=ends / 1000, **binding
-                )
+                self._event(phase, self._process[track], track, at_ns, name="step", cat="step", id=number, **binding)
 
     def counter(self, track: int, times_ns: Ints, values: npt.NDArray[np.float64]) -> None:
         """Write values of a counter, sorted by time."""
         process, name = self._process[track], self._names[track]
-        for time, value in zip(times_ns.tolist(), values.tolist(), strict=True):
-            self._event("C", process, 0, name=name, ts=time / 1000, args={"value": value})
+        for time_ns, value in zip(times_ns.tolist(), values.tolist(), strict=True):
+            self._event("C", process, 0, time_ns, name=name, args={"value": value})
 
     def about(self, track: int, title: str, details: dict[str, str]) -> None:
         """Write what the trace says of itself: as an instant, and at the end of the file."""
         self._details = {"title": title, **details}
-        self._event("i", self._process[track], track, name=title, cat="about", ts=0, s="t", args=details)
+        self._event("i", self._process[track], track, 0, name=title, cat="about", s="t", args=details)
 
     def close(self) -> None:
         """Write what ends the file."""
         self.file.write(b'\n],"otherData":' + json.dumps(self._details).encode() + b"}\n")
 
-    def _event(self, phase: str, process: int, track: int, **others: object) -> None:
-        self._write([json.dumps({"ph": phase, "pid": process, "tid": track, **others}, separators=(",", ":"))])
+    def _event(self, phase: str, process: int, track: int, at_ns: int | None = None, **others: object) -> None:
+        text = json.dumps({"ph": phase, "pid": process, "tid": track, **others}, separators=(",", ":"))
+        if at_ns is not None:  # set as text: a float would round late times
+            text = f'{text[:-1]},"ts":{at_ns // 1000}.{at_ns % 1000:03}}}'
+        self._write([text])
 
     def _write(self, lines: Sequence[str]) -> None:
         self.file.write((",\n" if self._any else "\n").encode() + ",\n".join(lines).encode())
