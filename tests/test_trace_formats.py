@@ -11,7 +11,7 @@ import click
 import polars as pl
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import MadeUp, events
 
@@ -88,6 +88,7 @@ def test_chrome_json_rounds_no_time_however_late(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=40))
 def test_chrome_json_keeps_overlapping_starts_apart(times: list[tuple[int, int]]) -> None:
     rows = [{"op": f"o{n}", "start_ns": start, "dur_ns": dur} for n, (start, dur) in enumerate(times)]
