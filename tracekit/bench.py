@@ -39,7 +39,10 @@ def read_bench(path: str | Path) -> pl.DataFrame:
     rows = [row for record in _records(path, text) if (row := _row(record)) is not None]
     if not rows:
         raise UsageError(f"{path}: holds no result of llama-bench -o json|jsonl or of vllm bench")
-    return pl.DataFrame({c: [r.get(c) for r in rows] for c in BENCH}, schema=BENCH)
+    try:
+        return pl.DataFrame({c: [r.get(c) for r in rows] for c in BENCH}, schema=BENCH)
+    except (TypeError, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"{path}: a result holds no number where one belongs ({error})") from error
 
 
 def decode_tok_s(path: str | Path) -> float:

@@ -19,7 +19,7 @@ def check_columns(by: Sequence[str]) -> None:
     """Raise UsageError for a column that no table can be grouped by."""
     for column in by:
         if column not in GROUPS:
-            raise UsageError(f"cannot group by {column!r}; choose from {', '.join(GROUPS)}")
+            raise UsageError(f"no such column: {column!r}; choose from {', '.join(GROUPS)}")
     if not by:
         raise UsageError(f"nothing to group by; choose from {', '.join(GROUPS)}")
 

@@ -210,8 +210,12 @@ class Run:
             NothingRecognisedError: with the dialects that were looked for.
         """
         outcome = self.outcome
-        if outcome.coverage["records"].sum() or outcome.coverage["rejected"].sum():
+        if outcome.coverage["records"].sum() or outcome.coverage["recovered"].sum():
             return
+        for first in outcome.rejects.head(1).to_dicts():
+            raise NothingRecognisedError(
+                f"{first['stream']}:{first['line']}: none of {outcome.rejects.height} records could be read; the first: {first['reason']}: {first['text']}"
+            )
         looked = ", ".join(f"{d.marker}" for d in self.dialects)
         also = ""
         if outcome.other_markers:

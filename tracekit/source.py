@@ -245,8 +245,13 @@ def streams(paths: Sequence[str | Path], workers: Sequence[str] = ()) -> list[St
         NothingRecognisedError: a directory holds no log.
     """
     found: dict[str, None] = {}
-    for path in map(str, paths):
-        found.update(dict.fromkeys(_resolve(path)))
+    real: set[Path] = set()
+    for given in map(str, paths):
+        for path in _resolve(given):
+            place = Path(path).resolve()
+            if path == STDIN or place not in real:  # one log under two names is one log
+                found[path] = None
+                real.add(place)
     if not found:
         raise UsageError("no log was named; give files, globs, directories, or - for standard input")
     names = _overrides(workers, list(found))
@@ -332,5 +337,7 @@ def _overrides(workers: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--worker {item}: {path} is none of the logs given")
         if len(hits) > 1:
             raise UsageError(f"--worker {item}: {path} means several logs ({', '.join(hits)}); give the whole path")
+        if hits[0] in names or name in names.values():
+            raise UsageError(f"--worker {item}: this name or this log was already given; each log has one name")
         names[hits[0]] = name
     return names

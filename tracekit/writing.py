@@ -2,11 +2,24 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tracekit.errors import OutputError
+from tracekit.errors import OutputError, UsageError
+
+
+def refuse_input(target: str | Path | None, inputs: Iterable[str]) -> None:
+    """Refuse to write over what is read.
+
+    Raises:
+        UsageError: the output is one of the inputs.
+    """
+    if target is None or str(target) == "-" or not Path(target).exists():
+        return
+    for path in inputs:
+        if Path(path).exists() and Path(target).samefile(path):
+            raise UsageError(f"{target}: is the log that is read; name another output")
 
 
 @contextmanager

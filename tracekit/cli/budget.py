@@ -50,19 +50,21 @@ def command(
     """
     from tracekit.bench import decode_tok_s
     from tracekit.budget import budget
-    from tracekit.errors import UsageError
+    from tracekit.errors import TracekitError, UsageError
     from tracekit.stepping import steps
     from tracekit.table import ledger_json, render_budgets
     from tracekit.topology import topology as known_topology
 
     if tok_s is not None and bench is not None:
         raise UsageError("--tok-s and --bench are two answers to one question; give one")
-    if tok_s is not None and tok_s <= 0:
-        raise UsageError("--tok-s must be above 0")
+    if tok_s is not None and not 1e-6 <= tok_s <= 1e9:
+        raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
     speed = decode_tok_s(bench) if bench is not None else tok_s
-    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     found = steps(run, where=where)
     run.require_records()
+    if found.is_empty():
+        raise TracekitError("no step was found in what was selected, so none has a budget; see `tracekit steps`")
     named = found.with_columns(found["dialect"].cast(str).replace_strict(run.families, default="").alias("family"))
     budgets = [
         budget(part.drop("family"), str(family), known_topology(str(family), topology), speed)

@@ -26,7 +26,13 @@ from tracekit.cli import options
     help="Where slices stand in time: see docs/traces.md. auto takes the best that the data allows and says why.",
 )
 @click.option("--compress", is_flag=True, help="Deflate the packets (perfetto only): a third of the size.")
-@click.option("--min-dur", type=float, default=0.0, metavar="US", help="Hide slices shorter than US microseconds.")
+@click.option(
+    "--min-dur",
+    type=click.FloatRange(min=0, max=1e12),
+    default=0.0,
+    metavar="US",
+    help="Hide slices shorter than US microseconds.",
+)
 @options.filters
 @options.selection
 @click.option(
@@ -64,8 +70,11 @@ def command(
     """
     from tracekit import write_trace
     from tracekit.columns import condition
+    from tracekit.errors import UsageError
 
-    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    if min_dur != min_dur:
+        raise UsageError("--min-dur nan: expected microseconds")
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     run.require_records()
     report = write_trace(
         run,

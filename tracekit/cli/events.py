@@ -49,7 +49,7 @@ def command(
     from tracekit.export import write_events
     from tracekit.writing import whole_file
 
-    run = options.open_run(log, workers)
+    run = options.open_run(log, workers, target)
     chosen = form or next((f for f in ("csv", "jsonl") if target.endswith(f".{f}")), "parquet")
     if target == "-":
         write_events(run, sys.stdout.buffer, chosen, where)

@@ -45,9 +45,10 @@ def command(
     from tracekit.layering import layers
     from tracekit.table import ledger_json, render_layers
 
-    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     tables = layers(run, by, where=where)
     run.require_records()
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())
     options.deliver(render_layers(tables, coverage, form), target)
+    options.say_if_empty(not tables)
     options.tell_ledger(run, ledger, strict=strict)

@@ -110,13 +110,25 @@ def output(formats: Sequence[str]) -> Callable[[F], F]:
 
 
 def open_run(
-    log: Sequence[str], workers: Sequence[str], *, phase: str | None = None, chosen: str | None = None, skip: int = 0
+    log: Sequence[str],
+    workers: Sequence[str],
+    target: str | None,
+    *,
+    phase: str | None = None,
+    chosen: str | None = None,
+    skip: int = 0,
 ) -> "Run":
-    """Open the logs, with a progress bar on standard error for long work on a terminal."""
+    """Open the logs, with a progress bar on standard error for long work on a terminal.
+
+    Raises:
+        UsageError: a path that does not exist, or an output (`target`) that is one of the logs.
+    """
     from tracekit import source
     from tracekit.reading import Selection, read
+    from tracekit.writing import refuse_input
 
     run = read(log, workers=workers)
+    refuse_input(target, [s.path for s in run.streams])
     run.selection = Selection.parse(phase, chosen, skip)
     if sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
         run.progress = bar("reading")
@@ -153,6 +165,14 @@ def deliver(result: str | bytes, target: str | None) -> None:
         return
     with whole_file(target) as path:
         path.write_bytes(data)
+
+
+def say_if_empty(empty: bool) -> None:  # noqa: FBT001 (a fact, not a switch)
+    """Say on standard error that filters left nothing, so that silence is not taken for an answer."""
+    if empty:
+        click.echo(
+            "note: no row is left: nothing matches --where, --phase, --steps and --skip-steps together", err=True
+        )
 
 
 def tell_ledger(run: "Run", how: str, *, strict: bool) -> None:

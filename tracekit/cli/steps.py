@@ -47,11 +47,12 @@ def command(
     from tracekit.stepping import steps
     from tracekit.table import ledger_json, render_steps
 
-    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     found = steps(run, where=where)
     run.require_records()
     if limit is None and form in ("table", "markdown"):
         limit = _MANY
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())
     options.deliver(render_steps(found, coverage, form, limit or None), target)
+    options.say_if_empty(found.is_empty() and bool(where or phase or chosen or skip))
     options.tell_ledger(run, ledger, strict=strict)

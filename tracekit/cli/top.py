@@ -69,7 +69,7 @@ def command(
     from tracekit.bucketing import buckets
     from tracekit.table import ledger_json, render
 
-    run = options.open_run(log, workers, phase=phase, chosen=chosen, skip=skip)
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     columns = [c.strip() for c in by.split(",") if c.strip()]
     tables = buckets(run, columns, where=where, sort=sort, arrangement=topology)
     run.require_records()
@@ -77,4 +77,5 @@ def command(
         limit = _MANY
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())
     options.deliver(render(tables, coverage, form, limit or None), target)
+    options.say_if_empty(not tables)
     options.tell_ledger(run, ledger, strict=strict)

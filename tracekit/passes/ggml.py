@@ -62,14 +62,14 @@ def head_table(heads: pl.DataFrame) -> HeadTable:
     )
     plane = (pl.col("ne2") == 1) & (pl.col("ne3") == 1) & (pl.col("category").cast(pl.String) != "view")
     hidden = hidden_width(heads.filter(plane))
-    width = heads.select(pl.when(plane & (pl.col("ne0") == hidden)).then("ne1").otherwise(-1)).to_series()
+    width = heads.select(pl.when(plane & (pl.col("ne0") == hidden)).then("ne1").otherwise(-1).fill_null(-1)).to_series()
     return HeadTable(named["key"].to_numpy(), named["layer"].to_numpy(), width.to_numpy(), named["lead"].to_numpy())
 
 
 def hidden_width(planes: pl.DataFrame) -> int:
     """Return the model's hidden width: ``ne[0]`` of the residual stream, else of most layers' results."""
     residual = planes.filter(pl.col("name").cast(pl.String).str.contains(r"^(l_out|ffn_inp|attn_norm|ffn_norm)-\d+$"))
-    counted = (residual if residual.height else planes)["ne0"].value_counts(sort=True)
+    counted = (residual if residual.height else planes)["ne0"].drop_nulls().value_counts(sort=True)
     return int(counted["ne0"][0]) if counted.height else -1
 
 
