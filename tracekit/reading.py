@@ -213,9 +213,9 @@ class Run:
         if outcome.coverage["records"].sum() or outcome.coverage["recovered"].sum():
             return
         for first in outcome.rejects.head(1).to_dicts():
-            raise NothingRecognisedError(
-                f"{first['stream']}:{first['line']}: none of {outcome.rejects.height} records could be read; the first: {first['reason']}: {first['text']}"
-            )
+            place = f"{first['stream']}:{first['line']}"
+            count = f"none of {outcome.rejects.height} records could be read"
+            raise NothingRecognisedError(f"{place}: {count}; the first: {first['reason']}: {first['text']}")
         looked = ", ".join(f"{d.marker}" for d in self.dialects)
         also = ""
         if outcome.other_markers:
