@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit import checks, rules
@@ -14,7 +15,7 @@ from tracekit.enrich import label_self_ns, nest, ordinals, region_classes
 from tracekit.frame import COVERAGE, FINDINGS, REJECTS, STEPS, SUMMARIES, Batch, conform, empty
 from tracekit.outcome import Outcome, finding
 from tracekit.passes import vllm
-from tracekit.passes.ggml import GgmlPasses, HeadTable, Passes, head_table
+from tracekit.passes.ggml import PHASES, GgmlPasses, HeadTable, Passes, head_table
 from tracekit.records import PLACE, Prescan, RecordReader, Tally
 from tracekit.source import Block, Source, Stream
 
@@ -186,7 +187,8 @@ class LogReading:
             pl.concat_str(pl.lit("rank "), pl.col("process"), pl.lit(" "), pl.col("name")).alias("label")
         )
         self.labels.append(labels)
-        self.checked += [(name, f) for f in (*checks.ordinals(labels), *checks.appended(labels), *checks.peers(labels))]
+        found = (*checks.ordinals(labels), *checks.appended(labels), *checks.peers(labels), *vllm.uneven(labels))
+        self.checked += [(name, f) for f in found]
 
     def _summarise(self, dialect: Dialect, rows: pl.DataFrame, events: Sequence[pl.DataFrame]) -> None:
         """Keep the last row of each process, run and label: printed aggregates are cumulative."""
@@ -201,6 +203,10 @@ class LogReading:
         last = last.with_columns(pl.Series("seq", np.arange(last.height, dtype=np.uint64)))
         self.summaries = pl.concat([self.summaries, self._batch(dialect, last).frame(SUMMARIES)])
         self.checked += [(dialect.name, f) for f in checks.skip_first(self._counts(dialect.name, last))]
+        if not self.labels:
+            text = self._head(dialect.name, "name").gather(last["head"]).alias("name")
+            sums = last.select("process", "run", text, pl.col("calls").alias("call"), "line")
+            self.checked += [(dialect.name, f) for f in vllm.uneven(sums)]
         for labels in self.labels:
             name = self._head(dialect.name, "name").gather(last["head"]).alias("name")
             self.checked += [(dialect.name, f) for f in checks.summaries(labels, last.with_columns(name))]
@@ -374,16 +380,19 @@ class _Graph:
         self.settled += height
         return self._with_passes(done, parts)
 
-    def _with_passes(self, rows: pl.DataFrame, parts: Sequence[Passes]) -> pl.DataFrame:
-        tokens = np.concatenate([p.tokens for p in parts])
-        decodes = self.finder.decodes(tokens)
-        code = np.where(tokens < 0, 0, np.where(decodes, 1, 2)).astype(np.int64)
+    @staticmethod
+    def _with_passes(rows: pl.DataFrame, parts: Sequence[Passes]) -> pl.DataFrame:
+        step, tokens, layer, phase = (
+            np.concatenate([getattr(p, c) for p in parts]) for c in ("step", "tokens", "layer", "phase")
+        )
+        run = np.concatenate([p.run for p in parts])
         return rows.with_columns(
-            pl.Series("step", np.concatenate([p.step for p in parts]), dtype=pl.Int32),
-            pl.Series("tokens", tokens, dtype=pl.Int32).set(pl.Series(tokens < 0), None),
-            _PHASES.gather(pl.Series(code)).alias("phase"),
-            _no_layer(pl.Series("layer", np.concatenate([p.layer for p in parts]), dtype=pl.Int16)),
+            _known("step", step),
+            _known("tokens", tokens),
+            _PHASES.gather(pl.Series(phase)).alias("phase"),
+            _known("layer", layer),
             pl.Series("layer_inferred", np.concatenate([p.inferred for p in parts])),
+            *([pl.Series("run", run)] if run.any() else []),
         )
 
     def line(self, row: int) -> int:
@@ -394,11 +403,13 @@ class _Graph:
         return 0
 
 
-_PHASES = pl.Series([None, "decode", "prefill"], dtype=pl.Categorical())
+_PHASES = pl.Series(PHASES, dtype=pl.Categorical())
 
 
-def _no_layer(layer: pl.Series) -> pl.Series:
-    return layer.set(layer < 0, None)
+def _known(name: str, values: npt.NDArray[np.int32]) -> pl.Series:
+    """Return the values as a column; below zero they are not known."""
+    column = pl.Series(name, values)
+    return column.set(column < 0, None) if (values < 0).any() else column
 
 
 def _filled(batches: list[Batch]) -> Iterator[list[Batch]]:

@@ -12,6 +12,7 @@ import polars as pl
 from tracekit import rules
 from tracekit.columns import condition, natural
 from tracekit.frame import EVENTS, STEPS, Batch, conform, empty
+from tracekit.passes.warmup import bench_warm_up
 
 #: A step stands out when it deviates from the median of its phase and worker by this many robust standard
 #: deviations (1.4826 x the median deviation: the usual estimate for a normal distribution) ...
@@ -91,7 +92,7 @@ def _mark(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def suggest_skip(spent: pl.DataFrame) -> tuple[int, str] | None:
-    """Return how many leading steps look like warm-up, and why; None if none do.
+    """Return how many leading steps look like warm-up, by their time or by their batches, and why; None if none do.
 
     The time of a row of the batch is compared with the median of the later steps: a prompt's step takes longer than a
     decode step, and one of its rows does not.
@@ -110,9 +111,10 @@ def _leading(steps: pl.DataFrame) -> tuple[int, str]:
     per_row = (steps["dur_ns"] / steps["tokens"].fill_null(1).clip(1)).to_list()
     middle = statistics.median(per_row[steps.height // 2 :])
     count = next((i for i, ns in enumerate(per_row) if ns <= _WARM_UP_TIMES * middle), 0)
-    if not count or middle == 0:
-        return 0, ""
     worker = steps["worker"][0]
+    if not count or middle == 0:
+        known = bench_warm_up(steps["tokens"].fill_null(0).to_list())
+        return (known[0], f"{worker}: {known[1]}") if known else (0, "")
     leading = "the first step" if count == 1 else f"the first {count} steps"
     why = (
         f"{leading} of {worker}: warm-up? (step 0 takes {per_row[0] / middle:.0f} times the "

@@ -9,15 +9,21 @@ The batch is told by shapes in labels only (``all_reduce:(32, 256):...``, ``...:
 tokens and phase are not known.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit import rules
+from tracekit.checks import Finding
 from tracekit.enrich import region_classes
 
 #: So many of the steps must have one width for it to be a batch of decodes rather than a prompt.
 _REPEATED_PART = 0.3
+
+#: With fewer forwards, one more is no sign of anything.
+_MANY_FORWARDS = 4
 
 _PREPARES = r"(^|\.)preprocess$"
 _RUNNER = ("runner", "postprocess", "logits", "logits-head", "allgather")
@@ -66,6 +72,29 @@ def _number(rows: pl.DataFrame) -> pl.DataFrame:
     width = pl.col("width").drop_nulls().mode().max().over("step")
     rows = rows.with_columns(pl.when(pl.col("step").is_not_null()).then(width).cast(pl.Int32).alias("tokens"))
     return rows.with_columns(_phase(rows))
+
+
+def uneven(labels: pl.DataFrame) -> Iterator[Finding]:
+    """Tell of labels that ran once more than the model's forward: prepared without a forward, or warmed up.
+
+    Args:
+        labels: one row per process, run and label: ``process``, ``run``, ``name``, ``call`` (the highest ordinal, or
+            the summary's count), ``line``. Labels that tell a shape are left out: they run where that shape comes.
+    """
+    classes = region_classes(labels["name"])
+    is_forward = pl.Series("forward", classes == [r.name for r in rules.regions()].index("forward"))
+    shaped = pl.col("name").cast(pl.String).str.contains(r":M\d+$|^all_|^reduce_scatter")
+    both = labels.with_columns(is_forward, pl.col("call").cast(pl.Int64))
+    forwards = both.filter("forward").group_by("process", "run").agg(pl.col("call").max().alias("forwards"))
+    both = both.join(forwards, on=["process", "run"]).filter(~shaped, pl.col("forwards") >= _MANY_FORWARDS)
+    more = pl.col("forwards") + 1
+    odd = both.filter(pl.col("call") % pl.col("forwards") != 0, pl.col("call") % more == 0).sort("call", "name")
+    if odd.height:
+        times = pl.col("call") // more * pl.col("forwards")
+        named = odd.select("name", "call", times.alias("expected")).unique(maintain_order=True)
+        what = "; ".join(f"{name}: {call} against {expected}" for name, call, expected in named.head(3).iter_rows())
+        message = f"labels with one pass more than there are forwards (prepared only, or warm-up): {what}"
+        yield Finding("note", "one-pass-more", message, odd.height, int(odd["line"].to_list()[0] or 0))
 
 
 def _model_after_runner(runner: npt.NDArray[np.bool_], forward: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
