@@ -1,7 +1,8 @@
 """Where the timing is put into a running vLLM: its workers, the runner's phases, the model's parts, the collectives.
 
 Nothing of vLLM is imported by name at the top, and nothing is assumed to be there: what a version of vLLM does not have
-is not timed, and that is said once on standard error. Run with vLLM 0.32 (docs/instrumentation.md).
+is not timed, and that is said once on standard error. Written for vLLM 0.32, and not yet run in one: until it was, the
+plugin is not registered (docs/decisions.md).
 """
 
 import atexit

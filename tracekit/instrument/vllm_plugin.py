@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes (group ``vllm.general_plugins``).
+"""What vLLM is to call in each of its processes (entry-point group ``vllm.general_plugins``; not registered yet).
 
 Unless ``VLLM_XPU_DECODE_TIMING`` is exactly ``1`` it reads one variable and returns.
 """
