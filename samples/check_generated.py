@@ -4,6 +4,7 @@ Shares nothing with ``generate.py``: the figures are written down again here, as
 """
 
 import gzip
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -36,6 +37,15 @@ OPS = {
 WORKERS = {
     "a_minimax_layer": ("61.355", "62.520", "60.582", "64.212"),
     "a_minimax_layer_kqv_offload": ("60.418", "62.087", "64.270", "64.093"),
+}
+#: The operations that took most with K, Q and V offloaded, in this order.
+TOP_OFFLOADED = ["MUL_MAT", "MOE_FUSED_UP_GATE", "ROPE", "CPY", "SOFT_MAX", "MUL_MAT_ID"]
+#: llama-bench: whether K, Q and V were offloaded, tokens, tokens per second, its samples and their deviation.
+BENCHES = {
+    "bench_minimax.jsonl": (False, 64, "14.292387", ["13.8745", "14.4737", "14.529"], None),
+    "bench_minimax_kqv_offload.jsonl": (True, 64, "16.383602", ["16.2585", "16.4391", "16.4532"], "0.1086"),
+    "bench_minimax_timed.jsonl": (False, 1, "3.834472", None, None),
+    "bench_minimax_kqv_offload_timed.jsonl": (True, 1, "3.802188", None, None),
 }
 #: Section B: calls, total, mean, median, 95th percentile, maximum in ms. The maximum of `up` was published as
 #: 8.245593; six significant digits, which is what the format prints, make it 8.24559.
@@ -85,6 +95,7 @@ def check(folder: Path) -> list[str]:
     """Return every disagreement between the files in `folder` and the published figures."""
     wrong = Findings()
     _check_ops(folder, wrong)
+    _check_benches(folder, wrong)
     _check_waits(folder, wrong)
     _check_call_sites(folder, wrong)
     _check_collectives(folder, wrong)
@@ -134,6 +145,25 @@ def _check_ops(folder: Path, wrong: Findings) -> None:
         if name == "a_minimax_layer":
             rest = sum(sum(us) for op, us in ops.items() if op not in OPS)
             wrong.equal(f"{name}: other operations", Decimal(rest).scaleb(-3), Decimal("11.255"))
+        else:
+            most = sorted(ops, key=lambda op: -sum(ops[op]))
+            wrong.equal(f"{name}: operations that take most", most[:6], TOP_OFFLOADED)
+
+
+def _check_benches(folder: Path, wrong: Findings) -> None:
+    for name, (offloaded, tokens, tok_s, samples, stddev) in BENCHES.items():
+        text = (folder / name).read_text(encoding="ascii")
+        record = json.loads(text, parse_float=Decimal)
+        wrong.equal(f"{name}: says that it is generated", record["generated"], NOTICE.removeprefix("# "))
+        wrong.equal(f"{name}: offloaded", not record["no_kv_offload"], offloaded)
+        wrong.equal(f"{name}: tokens", (record["n_prompt"], record["n_gen"]), (0, tokens))
+        wrong.equal(f"{name}: tok/s", record["avg_ts"], Decimal(tok_s))
+        wrong.equal(f"{name}: samples", record["samples_ts"], [Decimal(s) for s in samples or [tok_s]])
+        if stddev is not None:
+            wrong.equal(f"{name}: deviation", record["stddev_ts"], Decimal(stddev))
+        # Six digits of each sample are printed, so their mean can be off by so much.
+        off = abs(sum(record["samples_ts"]) / len(record["samples_ts"]) - record["avg_ts"])
+        wrong.equal(f"{name}: mean of the samples, to 0.0001", round(off, 4), 0)
 
 
 def _check_waits(folder: Path, wrong: Findings) -> None:

@@ -234,8 +234,8 @@ def test_generated_logs_are_what_the_script_writes(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     written = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
-    kept_logs = [p for p in GENERATED.rglob("*.log*") if not p.name.endswith(".golden.json")]
-    assert written == sorted(p.relative_to(GENERATED) for p in kept_logs)
+    kept_files = [p for p in GENERATED.rglob("*") if p.is_file() and not p.name.endswith(".golden.json")]
+    assert written == sorted(p.relative_to(GENERATED) for p in kept_files)
     for name in written:
         new, kept = (folder.joinpath(name).read_bytes() for folder in (tmp_path, GENERATED))
         if name.suffix == ".gz":  # the packed bytes are zlib's affair
