@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tracekit import cli, frame
+from tracekit import bench, cli, frame
 from tracekit.cli import COMMANDS
 from tracekit.formats import describe
 
@@ -67,6 +67,14 @@ def frame_page() -> str:
         "rejects": ("Records that opened with a marker and could not be read.", frame.REJECT_COLUMNS),
         "coverage": ("What was read, per stream and dialect.", frame.COVERAGE_COLUMNS),
         "findings": ("Faults (something is lost or disagrees) and notes.", frame.FINDING_COLUMNS),
+        "benchmarks": (
+            "Results of llama-bench and vLLM's benchmarks: `tracekit.bench.read_bench(FILE)`.",
+            bench.BENCH_COLUMNS,
+        ),
+        "collectives": (
+            "All-reduces that a probe timed alone: `tracekit.bench.read_collectives(FILE)`.",
+            bench.COLLECTIVE_COLUMNS,
+        ),
     }
     for name, (text, columns) in pages.items():
         parts += [f"## {name}\n", f"{text}\n", "| column | type | meaning |", "|---|---|---|"]
