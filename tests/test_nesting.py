@@ -8,7 +8,7 @@ import polars as pl
 from hypothesis import given, settings
 
 from tracekit.bucketing import buckets
-from tracekit.enrich import nest, region_classes
+from tracekit.enrich import label_self_ns, nest, region_classes
 from tracekit.reading import read
 
 
@@ -50,6 +50,44 @@ def test_a_router_inside_the_experts_is_found_by_the_time() -> None:
     assert [depth for _, depth, _ in tree(*inside)] == [2, 2, 1, 0]
     beside = [("m.moe.router", 30), ("m.moe.fused_experts", 50), ("m.moe.experts_total", 60), ("m.moe.total", 110)]
     assert [depth for _, depth, _ in tree(*beside)] == [1, 2, 1, 0]
+
+
+def test_a_label_without_a_place_leaves_the_tree_around_it_whole() -> None:
+    """It once cut off all that had printed before it."""
+    rows = [
+        ("m.attn.rope", 5),
+        ("m.attn.total", 40),
+        ("novel thing", 7),
+        ("m.layer.total", 100),
+        ("runner.forward", 120),
+    ]
+    assert [(depth, own) for _, depth, own in tree(*rows)] == [(3, 5), (2, 35), (2, 7), (1, 53), (0, 20)]
+
+
+def test_labels_without_a_place_are_told(tmp_path: Path) -> None:
+    log = tmp_path / "w.log"
+    labels = ("m.attn.rope", "novel thing", "m.layer.total", "gpu_model_runner.forward")
+    lines = [f"[vllm-xpu-timing] rank=0 label={label} count=1 last_ms=0.00000{n}" for n, label in enumerate(labels, 1)]
+    log.write_text("\n".join(lines) + "\n")
+    [found] = read(log).findings.collect().to_dicts()
+    assert (found["severity"], found["code"], found["line"]) == ("note", "unplaced-regions", 2)
+    assert "novel thing" in found["message"]
+
+
+def test_the_norm_behind_the_layers_is_in_no_layer_where_only_totals_are_known() -> None:
+    """With less self time than the final norm takes, a layer was once taken for one whose calls were skipped."""
+    labels = ["runner.forward", "m.layer.total", "m.input_layernorm", "m.final_norm"]
+    rows = pl.DataFrame({"stream": "s", "worker": "w", "run": 0, "name": labels, "category": "other",
+                         "total_ns": [1000, 500, 490, 400]})  # fmt: skip
+    assert label_self_ns(rows)["self_ns"].to_list() == [100, 10, 490, 400]
+
+
+def test_a_projection_stands_in_the_block_that_its_label_names() -> None:
+    """Both blocks of a dense layer hold projections: where only totals are known, the label decides."""
+    labels = ["m.attn.total", "m.mlp.total", "m.attn.o_proj", "m.mlp.gate_up_proj", "m.mlp.down_proj"]
+    rows = pl.DataFrame({"stream": "s", "worker": "w", "run": 0, "name": labels, "category": "other",
+                         "total_ns": [100, 90, 10, 20, 30]})  # fmt: skip
+    assert label_self_ns(rows)["self_ns"].to_list() == [90, 40, 10, 20, 30]
 
 
 @settings(max_examples=80, deadline=None)

@@ -187,7 +187,8 @@ class LogReading:
             pl.concat_str(pl.lit("rank "), pl.col("process"), pl.lit(" "), pl.col("name")).alias("label")
         )
         self.labels.append(labels)
-        found = (*checks.ordinals(labels), *checks.appended(labels), *checks.peers(labels), *vllm.uneven(labels))
+        found = (*checks.ordinals(labels), *checks.appended(labels), *checks.peers(labels))
+        found += (*vllm.uneven(labels), *vllm.unplaced(labels))
         self.checked += [(name, f) for f in found]
 
     def _summarise(self, dialect: Dialect, rows: pl.DataFrame, events: Sequence[pl.DataFrame]) -> None:
@@ -206,7 +207,7 @@ class LogReading:
         if not self.labels:
             text = self._head(dialect.name, "name").gather(last["head"]).alias("name")
             sums = last.select("process", "run", text, pl.col("calls").alias("call"), "line")
-            self.checked += [(dialect.name, f) for f in vllm.uneven(sums)]
+            self.checked += [(dialect.name, f) for f in (*vllm.uneven(sums), *vllm.unplaced(sums))]
         for labels in self.labels:
             name = self._head(dialect.name, "name").gather(last["head"]).alias("name")
             self.checked += [(dialect.name, f) for f in checks.summaries(labels, last.with_columns(name))]

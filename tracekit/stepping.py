@@ -59,8 +59,23 @@ def steps(run: Readable, *, where: Sequence[str] = ()) -> pl.DataFrame:
             pl.struct("category", "self_ns").alias("categories"),
         )
     )
-    both = pl.concat([conform(counted, STEPS), run.printed_steps.filter(_on(only))])
+    both = pl.concat(_once(conform(counted, STEPS), run.printed_steps.filter(_on(only))))
     return _mark(both.sort(natural("worker"), "run", "step"))
+
+
+def _once(counted: pl.DataFrame, printed: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """List a pass once whose calls and whose step line were both printed: its line tells the batch, its calls the cost.
+
+    It is one pass if it stands at the same place (a process counts its step lines from 1) and took the same time, to
+    the nanosecond. Else both are listed.
+    """
+    same = ["stream", "worker", "run", "step", "dur_ns"]
+    counted = counted.with_columns(pl.col("step") + 1)
+    spent = counted.select(*same, pl.col("categories").alias("spent"))
+    told = printed.join(spent, on=same, how="left", maintain_order="left")
+    told = told.with_columns(pl.coalesce("spent", "categories").alias("categories")).drop("spent")
+    rest = counted.join(printed.select(same), on=same, how="anti", maintain_order="left")
+    return rest.with_columns(pl.col("step") - 1), told
 
 
 def _on(only: pl.Expr) -> pl.Expr:

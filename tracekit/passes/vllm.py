@@ -97,6 +97,30 @@ def uneven(labels: pl.DataFrame) -> Iterator[Finding]:
         yield Finding("note", "one-pass-more", message, odd.height, int(odd["line"].to_list()[0] or 0))
 
 
+def unplaced(labels: pl.DataFrame) -> Iterator[Finding]:
+    """Tell of labels that no class of ``rules/regions.toml`` takes, in processes that run a model.
+
+    They are taken for regions that hold nothing. One that holds others makes its holder's self time too short.
+
+    Args:
+        labels: as in `uneven`.
+    """
+    names = [r.name for r in rules.regions()]
+    classes = region_classes(labels["name"])
+    nowhere = [-1, *(i for i, name in enumerate(names) if name == "unplaced")]
+    marks = labels.with_columns(
+        pl.Series("forward", classes == names.index("forward")), pl.Series("odd", np.isin(classes, nowhere))
+    )
+    odd = marks.filter(pl.col("odd") & pl.col("forward").any().over("process")).sort("line")
+    found = odd["name"].cast(pl.String).unique(maintain_order=True).to_list()
+    if found:
+        message = (
+            f"regions whose place in the model is not known (rules/regions.toml): taken for parts that hold nothing, "
+            f"so self times around them may be wrong: {', '.join(found[:3])}"
+        )
+        yield Finding("note", "unplaced-regions", message, len(found), int(odd["line"].to_list()[0] or 0))
+
+
 def _model_after_runner(runner: npt.NDArray[np.bool_], forward: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return where regions of the model begin again after a forward and what the runner did behind it."""
     behind = np.zeros(len(runner), np.bool_)
