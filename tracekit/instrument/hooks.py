@@ -1,8 +1,8 @@
 """Where the timing is put into a running vLLM: its workers, the runner's phases, the model's parts, the collectives.
 
 Nothing of vLLM is imported by name at the top, and nothing is assumed to be there: what a version of vLLM does not have
-is not timed, and that is said once on standard error. Written for vLLM 0.32, and not yet run in one: until it was, the
-plugin is not registered (docs/decisions.md).
+is not timed, and that is said once on standard error. Written for vLLM 0.32 and run in it on a CPU
+(docs/instrumentation-vllm.md).
 """
 
 import atexit
@@ -15,12 +15,14 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from tracekit.instrument.parts import Parts, find_parts
 from tracekit.instrument.passes import batch_metadata, forward_metadata
 from tracekit.instrument.settings import Settings
 from tracekit.instrument.timing import Recorder, clean_label
+from tracekit.instrument.vllm_plugin import SWITCH
 
 FORWARD = "gpu_model_runner.model_forward"
 LOGITS = "gpu_model_runner.compute_logits"
@@ -44,8 +46,22 @@ def install_once() -> None:
         return
     recorder = Recorder(Settings.from_environment(os.environ))
     _recorder = recorder
+    patched = own_timing(importlib.import_module("vllm").__path__)
+    if patched is not None:
+        recorder.notice(f"{patched} listens to {SWITCH} too: this vLLM times itself, so tracekit's plugin stands back")
+        return
     arm(recorder)
     install(recorder)
+
+
+def own_timing(folders: Iterable[str]) -> Path | None:
+    """Return the file of vLLM that knows the switch: a vLLM patched to time itself would print every call twice.
+
+    Reading all its sources takes 0.1 s, and is done only when timing is switched on.
+    """
+    name = SWITCH.encode()
+    files = (file for folder in folders for file in sorted(Path(folder).rglob("*.py")))
+    return next((file for file in files if name in file.read_bytes()), None)
 
 
 def arm(recorder: Recorder) -> None:

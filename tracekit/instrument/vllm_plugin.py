@@ -1,4 +1,4 @@
-"""What vLLM is to call in each of its processes (entry-point group ``vllm.general_plugins``; not registered yet).
+"""What vLLM is to call in each of its processes (entry-point group ``vllm.general_plugins``).
 
 Unless ``VLLM_XPU_DECODE_TIMING`` is exactly ``1`` it reads one variable and returns.
 """
