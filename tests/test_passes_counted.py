@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tracekit.checks import skip_first
 from tracekit.passes.moe import layers_of, moe_passes
 from tracekit.passes.vllm import uneven
 from tracekit.passes.warmup import bench_warm_up
@@ -45,6 +46,20 @@ def test_labels_of_one_shape_and_lost_calls_are_not_one_pass_more() -> None:
         }
     )
     assert list(uneven(labels)) == []
+
+
+def test_two_prompts_are_no_skipped_calls() -> None:
+    """Two of sixteen passes are of a prompt, so its collectives come eighteen times: 1 + 2 x 4 layers each."""
+    calls = {"gpu_model_runner.model_forward": 16, "m.layer.total": 64, "m.embedding": 16, "short": 18, "long": 126}
+    labels = pl.DataFrame(
+        {
+            "name": list(calls),
+            "calls": list(calls.values()),
+            "forward": [name.endswith("forward") for name in calls],
+            "shaped": [name in ("short", "long") for name in calls],
+        }
+    )
+    assert list(skip_first(labels)) == []
 
 
 def kernels(devices: int, layers: int, steps: int, *, extra: bool = False) -> pl.DataFrame:

@@ -72,14 +72,16 @@ def skip_first(labels: pl.DataFrame) -> Iterator[Finding]:
 
     Args:
         labels: ``name``, ``calls`` (the highest ordinal, or the summary's count), ``forward`` (whether it is the
-            region around the forward).
+            region around the forward), ``shaped`` (whether it tells a shape, and so is called in some passes only:
+            evidence of which skip it is, but not of that there is one).
     """
     forward = labels.filter("forward")["calls"].to_list()
     counts = labels.filter(~pl.col("forward"))["calls"].to_list()
     if not forward or len({c for c in counts if c > max(forward)}) < _EVIDENCE:
         return
     passes = max(forward)
-    if _fits(passes, counts, 0):
+    every_pass = labels.filter(~pl.col("forward") & ~pl.col("shaped"))["calls"].to_list()
+    if _fits(passes, every_pass or counts, 0):
         return
     fits = [skip for skip in range(1, _MOST_SKIPPED + 1) if _fits(passes, counts, skip)]
     if len(fits) == 1:

@@ -249,4 +249,5 @@ def _why_no_hook(variable: str, pythons: Iterable[Environment], searches: Iterab
     files = sum(len(found.searched) for found in searches)
     if not files:
         return f"no package {names} is in {prefixes}"
-    return f"none of {files:,} files of {names} in {prefixes} has {variable}; see `tracekit patch`"
+    cure = "install tracekit there" if wanted.language == "python" else "see `tracekit patch`"
+    return f"none of {files:,} files of {names} in {prefixes} has {variable}; {cure}"

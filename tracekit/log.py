@@ -213,7 +213,7 @@ class LogReading:
             self.checked += [(dialect.name, f) for f in checks.summaries(labels, last.with_columns(name))]
 
     def _counts(self, name: str, sums: pl.DataFrame) -> pl.DataFrame:
-        """Return name, calls and forward of the first rank's summary: what a skip is solved from."""
+        """Return name, calls, forward, shaped of the first rank's summary: what a skip is solved from."""
         heads = self.reader.heads[name].table
         assert heads is not None
         forward = [r.name for r in rules.regions()].index("forward")
@@ -222,7 +222,8 @@ class LogReading:
         rows = rows.filter(
             (pl.col("rank") == pl.col("rank").min()) & ~pl.col("name").cast(pl.String).str.contains(_RUNNER)
         )
-        return rows.select("name", "calls", "forward")
+        shaped = pl.col("name").cast(pl.String).str.contains(vllm.SHAPED)
+        return rows.select("name", "calls", "forward", shaped.alias("shaped"))
 
     def _packed(self, found: dict[str, pl.DataFrame]) -> list[Batch]:
         """Number rows in printed order over all dialects, and pack them."""

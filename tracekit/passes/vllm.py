@@ -25,6 +25,9 @@ _REPEATED_PART = 0.3
 #: With fewer forwards, one more is no sign of anything.
 _MANY_FORWARDS = 4
 
+#: Labels that tell a shape run where that shape comes: their counts tell nothing of the number of passes.
+SHAPED = r":M\d+$|^all_|^reduce_scatter"
+
 _PREPARES = r"(^|\.)preprocess$"
 _RUNNER = ("runner", "postprocess", "logits", "logits-head", "allgather")
 
@@ -83,7 +86,7 @@ def uneven(labels: pl.DataFrame) -> Iterator[Finding]:
     """
     classes = region_classes(labels["name"])
     is_forward = pl.Series("forward", classes == [r.name for r in rules.regions()].index("forward"))
-    shaped = pl.col("name").cast(pl.String).str.contains(r":M\d+$|^all_|^reduce_scatter")
+    shaped = pl.col("name").cast(pl.String).str.contains(SHAPED)
     both = labels.with_columns(is_forward, pl.col("call").cast(pl.Int64))
     forwards = both.filter("forward").group_by("process", "run").agg(pl.col("call").max().alias("forwards"))
     both = both.join(forwards, on=["process", "run"]).filter(~shaped, pl.col("forwards") >= _MANY_FORWARDS)
