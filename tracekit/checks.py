@@ -3,10 +3,16 @@
 Each check takes whole columns and returns findings; nothing is repaired here.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
+
+from tracekit import rules
+
+#: Opens what tracekit's instruments say of themselves.
+NOTICE = "[tracekit-"
 
 #: A total that is printed with six decimals of a millisecond is rounded to a nanosecond, and so is each event.
 _ROUNDING_NS = 0.5
@@ -48,6 +54,60 @@ def ordinals(labels: pl.DataFrame) -> Iterator[Finding]:
             f"first of {row['label']}"
         )
         yield Finding("fault", "repeated-lines", message, int(again["repeated"].sum()), row["line"])
+
+
+def counted(rows: pl.DataFrame) -> Iterator[Finding]:
+    """Check ordinals that count all records of a process: there must be at least so many lines as the highest.
+
+    Args:
+        rows: ``call`` (null: not printed), ``own_pid``, ``line``.
+    """
+    known = rows.filter(pl.col("call").is_not_null())
+    seen = known.group_by("own_pid").agg(pl.len().alias("n"), pl.col("call", "line").max())
+    short = seen.with_columns(pl.col("call", "n").cast(pl.Int64)).filter(pl.col("call") > pl.col("n")).sort("line")
+    if short.height:
+        missing = int((short["call"] - short["n"]).sum())
+        row = short.row(0, named=True)
+        message = f"calls whose line is missing, by the ordinals printed: {row['n']} lines up to count={row['call']}"
+        yield Finding("fault", "lost-lines", message, missing, int(row["line"]))
+
+
+def notices(said: pl.DataFrame) -> Iterator[Finding]:
+    """Tell what instruments said of themselves, by ``rules/notices.toml``.
+
+    Args:
+        said: ``line`` and ``text`` of the lines with `NOTICE`, in printed order.
+    """
+    for rule in rules.notices():
+        hits = said.filter(pl.col("text").str.contains(rule.pattern))
+        if hits.is_empty():
+            continue
+        counted = re.compile(rule.pattern).groups > 0
+        many = hits["text"].str.extract(rule.pattern, 1).cast(pl.Int64).sum() if counted else hits.height
+        line, text = hits.select("line", "text").row(0)
+        quoted = text[text.index(NOTICE) :][:_QUOTED]
+        yield Finding(rule.severity, rule.code, f"{rule.meaning}; the first: {quoted}", int(many), int(line))
+
+
+def announced(said: pl.DataFrame, records: int) -> Iterator[Finding]:
+    """Compare the records of a log with the number that the shim says at the end of each process.
+
+    A process that was killed says nothing at its end: then nothing is known.
+
+    Args:
+        said: as in `notices`.
+        records: ggml's records in the log, refused ones included.
+    """
+    begun = said.filter(pl.col("text").str.contains(NOTICE + "shim] v=1 pid=", literal=True))
+    ended = said.with_columns(pl.col("text").str.extract(_SHIM_END, 1).cast(pl.Int64).alias("n")).drop_nulls("n")
+    told = int(ended["n"].sum())
+    if 0 < ended.height == begun.height and told > records:
+        message = f"records that the shim wrote and this log does not hold: it wrote {told}, here are {records}"
+        yield Finding("fault", "lost-lines", message, told - records, int(ended["line"].to_list()[-1]))
+
+
+_QUOTED = 200
+_SHIM_END = r"\[tracekit-shim\] end: graphs=\d+ lines=(\d+) lost=\d+$"
 
 
 def appended(labels: pl.DataFrame) -> Iterator[Finding]:

@@ -112,10 +112,12 @@ class LogReading:
                 self._keep_steps(dialect, rows)
             elif dialect.kind == "summary":
                 sums[name] = rows
-            elif "call" in rows.columns:
+            elif dialect.passes == "regions":
                 events[name] = self._regions(name, rows)
             else:
                 events[name] = rows
+                if "call" in rows.columns:
+                    self.checked += [(name, f) for f in checks.counted(rows)]
         for name, rows in sums.items():
             family = [r for n, r in events.items() if by_name[n].family == by_name[name].family]
             self._summarise(by_name[name], rows, family)
@@ -257,8 +259,9 @@ class LogReading:
         if "self_ns" not in rows.columns and dialect.kind == "event":
             rows = rows.with_columns(pl.col("dur_ns").alias("self_ns"))
         if "pid" in rows.columns:
-            own = heads["label_pid"].gather(rows["head"]).alias("label_pid")
-            rows = rows.with_columns(pl.coalesce(pl.col("pid"), own).alias("pid"))
+            own = [pl.col(c) for c in ("own_pid",) if c in rows.columns]
+            told = heads["label_pid"].gather(rows["head"]).alias("label_pid")
+            rows = rows.with_columns(pl.coalesce(*own, pl.col("pid"), told).alias("pid"))
         else:
             heads = heads.rename({"label_pid": "pid"})
         constants: dict[str, str | int | bool] = {
@@ -273,6 +276,8 @@ class LogReading:
         }
         if dialect.process:
             heads = heads.with_columns(self._worker(dialect).cast(pl.Categorical()).alias("worker"))
+            if "own_pid" in rows.columns:  # printed behind the head, by some instruments of a dialect
+                rows = rows.with_columns(self._own_worker(heads["worker"].gather(rows["head"])).alias("worker"))
         else:
             constants["worker"] = self.stream.worker
         return Batch(rows, heads, constants)
@@ -284,7 +289,15 @@ class LogReading:
             name = pl.concat_str(pl.lit("device "), text.fill_null("not known"))
         else:
             name = pl.when(text.str.starts_with("pid")).then(text).otherwise(pl.concat_str(pl.lit("rank "), text))
-        return pl.concat_str(pl.lit(self.stream.worker + " "), name) if self.several else name
+        return self._named(name)
+
+    def _own_worker(self, other: pl.Series) -> pl.Expr:
+        """Name the process by the rank and pid of each row; where neither is printed, by its head."""
+        rank, pid = (pl.concat_str(pl.lit(text), pl.col(c)) for text, c in (("rank ", "rank"), ("pid", "own_pid")))
+        return pl.coalesce(self._named(rank), self._named(pid), other.cast(pl.String)).cast(pl.Categorical())
+
+    def _named(self, process: pl.Expr) -> pl.Expr:
+        return pl.concat_str(pl.lit(self.stream.worker + " "), process) if self.several else process
 
     def outcome(self) -> Outcome:
         """Return what the reading came to, once all batches were taken."""
@@ -347,6 +360,11 @@ class LogReading:
             self.checked += [(name, replace(f, line=graph.line(f.line))) for f in graph.finder.findings()]
         for name, check in self.checked:
             yield finding(check.severity, check.code, path, name, check.line, check.count, check.message)
+        if reader.said:
+            said = pl.concat(reader.said)
+            tally = reader.tallies.get("ggml-sycl", Tally())
+            for check in (*checks.notices(said), *checks.announced(said, tally.records + tally.rejected)):
+                yield finding(check.severity, check.code, path, "", check.line, check.count, check.message)
         meanings = {m.text: m.meaning for m in rules.markers()}
         for marker, (count, line) in reader.unparsed.items():
             what = f"lines with {marker}, which no dialect reads yet ({meanings[marker]})"

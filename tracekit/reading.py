@@ -216,6 +216,8 @@ class Run:
             place = f"{first['stream']}:{first['line']}"
             count = f"none of {outcome.rejects.height} records could be read"
             raise NothingRecognisedError(f"{place}: {count}; the first: {first['reason']}: {first['text']}")
+        for said in outcome.findings.filter(pl.col("code") == "timing-refused").head(1).to_dicts():
+            raise NothingRecognisedError(f"{said['stream']}:{said['line']}: no timing record found: {said['message']}")
         looked = ", ".join(f"{d.marker}" for d in self.dialects)
         also = ""
         if outcome.other_markers:

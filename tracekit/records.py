@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.checks import NOTICE
 from tracekit.dialect import Dialect, Recovered
 from tracekit.enrich import enrich_heads
 from tracekit.frame import REJECTS, empty
@@ -108,6 +109,7 @@ class RecordReader:
         tallies: counts per dialect name.
         rejects: refused records (schema `frame.REJECTS` without its stream).
         unparsed: known markers that no dialect reads, with how many lines bear them and the first.
+        said: lines in which an instrument of ours speaks of itself: line, text.
         steps: what dialects with a JSON body tell of steps, per dialect name.
     """
 
@@ -118,6 +120,7 @@ class RecordReader:
     tallies: dict[str, Tally] = field(default_factory=dict)
     rejects: list[pl.DataFrame] = field(default_factory=list)
     unparsed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    said: list[pl.DataFrame] = field(default_factory=list)
     steps: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
 
     def prescan(self, block: Block) -> Prescan | None:
@@ -322,7 +325,7 @@ class RecordReader:
     def _values(dialect: Dialect, groups: pl.DataFrame) -> pl.DataFrame:
         """Return the declared numbers of matched groups, trailing ones included; all null where one is missing."""
         values = groups.select(f.value(pl.col(f.column)).alias(f.column) for f in dialect.fields)
-        if dialect.trailing:
+        if dialect.trailing and (groups["pairs"] != "").any():
             values = values.with_columns(
                 groups.select(
                     f.value(pl.col("pairs").str.extract(rf"(?:^| ){f.key}=({f.regex})(?: |$)", 1)).alias(f.column)
@@ -377,9 +380,12 @@ class RecordReader:
         return reason
 
     def _note_unparsed(self, lines: pl.DataFrame) -> None:
-        """Count the lines that bear a known marker which no dialect reads yet."""
+        """Count the lines that bear a known marker which no dialect reads yet; keep what instruments say."""
         if not self.other_markers or lines.is_empty():
             return
+        said = lines.filter(pl.col("text").str.contains(NOTICE, literal=True))
+        if said.height:
+            self.said.append(said.select("line", "text"))
         hits = lines.filter(pl.col("text").str.contains_any(list(self.other_markers)))
         for marker in self.other_markers if hits.height else ():
             places = hits.filter(pl.col("text").str.contains(marker, literal=True))["line"]

@@ -58,6 +58,16 @@ class Marker:
     meaning: str
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What an instrument says of itself: a pattern, whose group (if any) is how many, and what it means."""
+
+    pattern: str
+    severity: str
+    code: str
+    meaning: str
+
+
 @cache
 def layer_rules() -> tuple[LayerRule, ...]:
     """Return the layer patterns, the first that matches first."""
@@ -124,6 +134,17 @@ def regions() -> tuple[Region, ...]:
 def markers() -> tuple[Marker, ...]:
     """Return the known markers that no dialect reads yet."""
     return tuple(_build(Marker, "markers.toml", row) for row in _read("markers.toml")["marker"])
+
+
+@cache
+def notices() -> tuple[Notice, ...]:
+    """Return what tracekit's instruments may say of themselves in a log."""
+    name = "notices.toml"
+    found = tuple(_build(Notice, name, row) for row in _read(name)["notice"])
+    for notice in found:
+        if notice.severity not in ("fault", "note") or re.compile(notice.pattern).groups > 1:
+            raise _bad(name, f"notice {notice.pattern!r}: severity must be fault or note, and at most one group")
+    return found
 
 
 def path(name: str) -> Path:

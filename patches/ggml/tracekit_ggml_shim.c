@@ -358,11 +358,13 @@ static void announce(const char *entry) {
 }
 
 __attribute__((destructor)) static void finish(void) {
-    uint64_t graphs = atomic_load(&state.graphs);
-    if (graphs)
-        notice(state.fd, "end: graphs=%" PRIu64 " lines=%" PRIu64 " lost=%" PRIu64, graphs,
-               (uint64_t)atomic_load(&state.lines), (uint64_t)atomic_load(&state.lost));
-    else if (!state.off && !state.seen_foreign && !strncmp(program_invocation_short_name, "llama", 5))
+    uint64_t graphs = atomic_load(&state.graphs), lines = atomic_load(&state.lines), lost = atomic_load(&state.lost);
+    if (graphs) {
+        /* What could not be written to a file is said where it may be seen. */
+        static const char end[] = "end: graphs=%" PRIu64 " lines=%" PRIu64 " lost=%" PRIu64;
+        notice(state.fd, end, graphs, lines, lost);
+        if (lost && state.fd != STDERR_FILENO) notice(STDERR_FILENO, end, graphs, lines, lost);
+    } else if (!state.off && !state.seen_foreign && !strncmp(program_invocation_short_name, "llama", 5))
         notice(STDERR_FILENO, "no graph passed by: %s may be linked statically, then no preloaded library can time it "
                               "(build it with BUILD_SHARED_LIBS=ON)", program_invocation_short_name);
 }

@@ -46,7 +46,11 @@ inline const std::string& moe_trace_rank() {
         for (const char* name : {"LOCAL_RANK", "RANK", "VLLM_LOCAL_RANK", "VLLM_RANK"}) {
             const char* value = std::getenv(name);
             if (value != nullptr && *value != '\0') {
-                return std::string(value);
+                std::string text = value;
+                for (char& c : text) {
+                    c = static_cast<unsigned char>(c) <= 32 || c == 127 ? '_' : c;  // it must end at a blank
+                }
+                return text;
             }
         }
         return std::string();
@@ -89,7 +93,7 @@ inline void moe_trace_print(
     std::string text;
     for (const char* c = desc; *c != '\0'; c++) {
         // A quote or a bracket would end the field for whoever reads it.
-        text += *c == '"' ? '\'' : *c == '[' ? '(' : static_cast<unsigned char>(*c) < 32 ? '?' : *c;
+        text += *c == '"' ? '\'' : *c == '[' ? '(' : static_cast<unsigned char>(*c) < 32 || *c == 127 ? '?' : *c;
     }
     char numbers[256];
     std::snprintf(
