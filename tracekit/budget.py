@@ -1,12 +1,14 @@
 """The budget of a step: what was timed, by category and worker, against what a throughput implies."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 
+from tracekit import stepping
 from tracekit.errors import TracekitError
-from tracekit.topology import Topology
+from tracekit.topology import Topology, topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,35 @@ class Budget:
             "inflation": self.inflation,
             "rows": self.frame.to_dicts(),
         }
+
+
+class Readable(stepping.Readable, Protocol):
+    """What budgets are made from: see `reading.Run`."""
+
+    @property
+    def families(self) -> dict[str, str]:
+        """The family of each dialect."""
+
+
+def budgets(
+    run: Readable, *, where: Sequence[str] = (), arrangement: str | None = None, tok_s: float | None = None
+) -> list[Budget]:
+    """Return a budget per family; none where no step was found.
+
+    Args:
+        run: what `tracekit.read` returned.
+        where: filters as in `bucketing.buckets`.
+        arrangement: how workers share a step; by family, if not given.
+        tok_s: see `budget`.
+    """
+    found = stepping.steps(run, where=where)
+    named = found.with_columns(
+        pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family")
+    )
+    return [
+        budget(part.drop("family"), str(family), topology(str(family), arrangement), tok_s)
+        for (family,), part in named.group_by("family", maintain_order=True)
+    ]
 
 
 def budget(steps: pl.DataFrame, family: str, topology: Topology, tok_s: float | None) -> Budget:

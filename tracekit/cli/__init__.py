@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "layers",
     "steps",
     "budget",
+    "record",
     "convert",
     "open",
     "query",

@@ -49,11 +49,9 @@ def command(
       tracekit budget rpc-b70-*.log --bench bench.json --phase decode --skip-steps 1
     """
     from tracekit.bench import decode_tok_s
-    from tracekit.budget import budget
+    from tracekit.budget import budgets
     from tracekit.errors import TracekitError, UsageError
-    from tracekit.stepping import steps
     from tracekit.table import ledger_json, render_budgets
-    from tracekit.topology import topology as known_topology
 
     if tok_s is not None and bench is not None:
         raise UsageError("--tok-s and --bench are two answers to one question; give one")
@@ -61,15 +59,10 @@ def command(
         raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
     speed = decode_tok_s(bench) if bench is not None else tok_s
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    found = steps(run, where=where)
+    found = budgets(run, where=where, arrangement=topology, tok_s=speed)
     run.require_records()
-    if found.is_empty():
+    if not found:
         raise TracekitError("no step was found in what was selected, so none has a budget; see `tracekit steps`")
-    named = found.with_columns(found["dialect"].cast(str).replace_strict(run.families, default="").alias("family"))
-    budgets = [
-        budget(part.drop("family"), str(family), known_topology(str(family), topology), speed)
-        for (family,), part in named.group_by("family", maintain_order=True)
-    ]
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())
-    options.deliver(render_budgets(budgets, coverage, form), target)
+    options.deliver(render_budgets(found, coverage, form), target)
     options.tell_ledger(run, ledger, strict=strict)

@@ -1,0 +1,166 @@
+"""`tracekit record`: the lab's own numbers come out of logs made to them."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+
+from tracekit import record
+from tracekit.manifest import load
+
+#: The published probe with K, Q and V offloaded: what follows from the logs and from the benchmark's file.
+PUBLISHED = {
+    "tokSOutWithTiming": 3.802188,
+    "workerTotalsMs": {"rpc-b70-0": 60.418, "rpc-b70-1": 62.087, "rpc-b70-2": 64.27, "rpc-b70-3": 64.093},
+    "topBuckets": ["MUL_MAT", "MOE_FUSED_UP_GATE", "ROPE", "CPY", "SOFT_MAX", "MUL_MAT_ID"],
+}
+WORDS = {
+    "label": "layer mode p0/n1 with GGML_SYCL_OP_TIMING=1 and -nkvo 0",
+    "warning": "Timing mode synchronizes every SYCL op and is not a valid throughput result.",
+    "interpretation": "The synchronized p0/n1 kernel mix is very similar to the older -nkvo 1 timing.",
+}
+ONE_OP = "[SYCL_OP_TIMING] dev=0 op=MUL name=x ne=1x1x1x1 us=5\n"
+
+
+def recorded(tracekit: Command, *args: str | Path) -> dict[str, Any]:
+    done = tracekit("record", *args)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (found["schema"], found["version"]) == (record.SCHEMA, record.VERSION)
+    return found
+
+
+def test_the_published_probe(tracekit: Command, samples: Path) -> None:
+    made = samples / "generated"
+    words = [part for key, text in WORDS.items() for part in (f"--{key}", text)]
+    benches = ["--timed-bench", made / "bench_minimax_kqv_offload_timed.jsonl"]
+    benches += ["--bench", made / "bench_minimax_kqv_offload.jsonl"]
+    logs = made / "a_minimax_layer_kqv_offload"
+    found = recorded(tracekit, logs, *words, *benches, "--name", "KqvOffloadOn", "--outcome", "kept")
+    probe = found["timingProbeKqvOffloadOn"]
+    assert {key: probe[key] for key in (*PUBLISHED, *WORDS)} == PUBLISHED | WORDS
+    assert probe["budget"]["outsideMs"] == pytest.approx(12.138, abs=5e-4)
+    assert found["outcome"] == "kept"
+    (run,) = found["runs"]
+    assert (run["tokSOut"], run["stddevTokSOut"]) == (16.383602, 0.1086)
+    assert run["samplesTokSOut"] == [16.2585, 16.4391, 16.4532]
+    assert (run["promptTokens"], run["outputTokens"]) == (0, 64)
+
+
+def test_kernel_waits_are_the_published_ones(tracekit: Command, samples: Path) -> None:
+    found = recorded(tracekit, samples / "generated" / "b_moe_kernel_waits.log")
+    assert found["timingProbe"] is None
+    up, down = sorted(found["trace"]["kernels"], key=lambda k: -k["avgWaitMs"])
+    assert (up["kernelWaitSamples"], up["avgWaitMs"], up["medianWaitMs"]) == (992, 0.181263, 0.04448)
+    assert (up["p95WaitMs"], up["maxWaitMs"]) == (0.542222, 8.24559)
+    assert (down["avgWaitMs"], down["p95WaitMs"], down["maxWaitMs"]) == (0.027518, 0.04275, 0.109271)
+    assert found["trace"]["kernelWaitSamples"] == 1984
+    assert found["trace"]["minWaitMs"] == min(up["minWaitMs"], down["minWaitMs"])
+
+
+def test_waits_are_no_cost(tracekit: Command, samples: Path) -> None:
+    found = recorded(tracekit, samples / "llama_rpc_worker0.log")["timingProbe"]
+    top = json.loads(tracekit("top", samples / "llama_rpc_worker0.log", "--format", "json").stdout)["tables"][0]
+    assert found["workerTotalsMs"]["llama_rpc_worker0"] == top["cost_ns"] / 1e6
+
+
+def test_a_selection_and_the_count_of_buckets(tracekit: Command, samples: Path) -> None:
+    log = samples / "llama_rpc_worker0.log"
+    whole = recorded(tracekit, log, "--top", "3")["timingProbe"]
+    part = recorded(tracekit, log, "--phase", "decode")["timingProbe"]
+    assert len(whole["topBuckets"]) == len(whole["buckets"]) == 3
+    assert part["budget"]["steps"] == 33
+    assert 0 < part["workerTotalsMs"]["llama_rpc_worker0"] < whole["workerTotalsMs"]["llama_rpc_worker0"]
+
+
+def test_a_total_that_is_not_known_is_null_and_said(tracekit: Command, samples: Path) -> None:
+    probe = recorded(tracekit, samples / "vllm_bench_skip16_every8_rank0.log")["timingProbe"]
+    assert probe["workerTotalsMs"] == {"rank 0": None}
+    assert any("self time is not known" in note for note in probe["notes"])
+    assert probe["budget"] is None
+
+
+def test_all_reduces_join_the_record(tracekit: Command, samples: Path, tmp_path: Path) -> None:
+    probe = tmp_path / "xccl.json"
+    probe.write_text(json.dumps([{"label": "minimax_hidden_fp16", "bytes": 6144, "avgMs": 0.015159}]))
+    found = recorded(tracekit, samples / "llama_rpc_client.log", "--collectives", probe)
+    assert found["collectives"] == [{"label": "minimax_hidden_fp16", "bytes": 6144, "avgMs": 0.015159}]
+    assert found["artifacts"][-1]["bytes"] == probe.stat().st_size
+
+
+@pytest.fixture
+def capture(tracekit: Command, samples: Path, tmp_path: Path) -> Path:
+    """Capture a program that prints timing lines on stderr and llama-bench's result on stdout."""
+    lines = "".join(ONE_OP.replace("us=5", f"us={n}") for n in range(1, 4))
+    code = f"import sys; sys.stderr.write({lines!r}); print(open({str(samples / 'bench_rpc.json')!r}).read())"
+    run = ("run", "--no-check", "--preset", "ggml-sycl", "--name", "client", "-o", tmp_path / "cap")
+    done = tracekit(*run, "--env", "MY_TOKEN=hush", "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "cap"
+
+
+def test_a_capture_tells_what_ran(tracekit: Command, capture: Path) -> None:
+    found = recorded(tracekit, capture)
+    manifest = load(capture)
+    assert manifest is not None
+    assert (found["outcome"], found["complete"]) == ("ok", True)
+    assert found["command"].startswith(sys.executable + " -c ")
+    assert found["environment"]["GGML_SYCL_OP_TIMING"] == "1"
+    assert "hush" not in json.dumps(found)
+    probe = found["timingProbe"]
+    assert (probe["workerTotalsMs"], probe["tokSOutWithTiming"]) == ({"client": 0.006}, 27.454699)
+    assert probe["json"] == str(capture / "client.stdout.log")
+    paths = [a["path"] for a in found["artifacts"]]
+    assert str(capture / "manifest.json") in paths
+    assert {b["path"] for b in manifest.binaries} <= set(paths)
+
+
+def test_two_captures_are_two_records(tracekit: Command, capture: Path, tmp_path: Path) -> None:
+    shutil.copytree(capture, tmp_path / "other")
+    done = tracekit("record", capture, tmp_path / "other")
+    assert done.returncode == 2
+    assert "a record is of one capture" in done.stderr
+
+
+def test_two_engines_are_two_records(tracekit: Command, samples: Path) -> None:
+    logs = (samples / "llama_rpc_client.log", samples / "vllm_eager_tp1.log")
+    done = tracekit("record", *logs)
+    assert done.returncode == 2
+    assert "a record is of one engine" in done.stderr
+    assert recorded(tracekit, *logs, "--where", "dialect=ggml*")["timingProbe"]["topBuckets"] == ["GET_ROWS"]
+
+
+def test_hostile_names_stay_data(tracekit: Command, tmp_path: Path) -> None:
+    log = tmp_path / 'a"\n<b>.log'
+    log.write_bytes(ONE_OP.replace("name=x", 'name=</script>"\\').encode() + b"\xff\xfe\n")
+    found = recorded(tracekit, log)
+    assert found["timingProbe"]["workerTotalsMs"] == {'a"\n<b>': 0.005}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--name", "../x"], 2, "expected letters and digits"),
+        (["--bench", "none.json"], 2, "cannot be read"),
+        (["--timed-bench", "w.log"], 1, "no whole JSON"),
+        (["--collectives", "b.json"], 2, "holds no all-reduce"),
+        (["-o", "w.log"], 2, "is the log that is read"),
+        (["--bench", "b.json", "-o", "b.json"], 2, "is the log that is read"),
+    ],
+)
+def test_wrong_usage_is_said(tracekit: Command, tmp_path: Path, args: list[str], code: int, words: str) -> None:
+    (tmp_path / "w.log").write_text(ONE_OP)
+    (tmp_path / "b.json").write_text('[{"avg_ts": 2.0, "n_gen": 1}]')
+    done = tracekit("record", "w.log", *args, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert (tmp_path / "w.log").read_text() == ONE_OP
+
+
+def test_nothing_recognised(tracekit: Command, samples: Path) -> None:
+    done = tracekit("record", samples / "vllm_plain.log")
+    assert (done.returncode, done.stdout) == (3, "")
