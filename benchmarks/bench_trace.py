@@ -36,6 +36,7 @@ class MadeUp:
     """A decode log's events, made batch by batch: nothing is held."""
 
     label = "made up"
+    topology = None
 
     def __init__(self, events: int, *, held: bool) -> None:
         self.steps = events // PASS
@@ -52,6 +53,13 @@ class MadeUp:
         from tracekit.frame import SUMMARIES, empty
 
         return empty(SUMMARIES).lazy()
+
+    @property
+    def sensors(self) -> pl.DataFrame:
+        """None were sampled."""
+        from tracekit.counters import no_counters
+
+        return no_counters()
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
         """Yield events, whole steps at a time."""

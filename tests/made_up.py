@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.counters import no_counters
 from tracekit.frame import EVENTS, SUMMARIES, conform, empty
 
 
@@ -16,6 +17,8 @@ class MadeUp:
     frames: list[pl.DataFrame]
     label: str = "made up"
     summaries: pl.LazyFrame = field(default_factory=lambda: empty(SUMMARIES).lazy())
+    topology: str | None = None
+    sensors: pl.DataFrame = field(default_factory=no_counters)
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
         for frame in self.frames:

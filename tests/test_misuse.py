@@ -1,5 +1,6 @@
 """What a user does by mistake: nothing is lost, nothing counts twice, nothing ends in a traceback."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -82,3 +83,60 @@ def test_an_empty_selection_is_said(tracekit: Command, log: Path, filters: list[
 
 def test_no_budget_without_steps(tracekit: Command, samples: Path) -> None:
     refused(tracekit("budget", samples / "vllm_summary_only.log", "--tok-s", "10"), 1, "no step was found")
+
+
+def test_what_is_no_log_is_said_with_what_it_is(tracekit: Command, log: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain.gz").write_bytes(log.read_bytes())
+    (tmp_path / "utf16.log").write_text(log.read_text(), encoding="utf-16")
+    (tmp_path / "bare.log").write_text(log.read_text(), encoding="utf-16-le")
+    for command, name in (
+        ("top", "top.csv"),
+        ("events", "events.csv"),
+        ("convert", "t.pftrace"),
+        ("convert", "t.json"),
+    ):
+        form = ["--format", "csv"] if name.endswith("csv") else []
+        refused(tracekit(command, log, "-o", tmp_path / name, *form), 0)
+    for name, says in (
+        ("plain.gz", "not packed"),
+        ("utf16.log", "UTF-16"),
+        ("bare.log", "UTF-16"),
+        ("top.csv", "table that tracekit wrote"),
+        ("events.csv", "table that tracekit wrote"),
+        ("t.pftrace", "is a trace"),
+        ("t.json", "is a trace"),
+    ):
+        refused(tracekit("top", tmp_path / name), 3, name, says)
+    # Beside a good log it is a fault, not a remark: a worker is missing.
+    refused(tracekit("top", log, tmp_path / "utf16.log", "--strict"), 4, "UTF-16", "[no-log]")
+
+
+def test_a_trace_has_the_format_of_its_name(tracekit: Command, log: Path, tmp_path: Path) -> None:
+    for name, begins in (("t.json", '{"displayTimeUnit'), ("t.speedscope.json", '{"$schema"'), ("t.folded", "w;")):
+        refused(tracekit("convert", log, "-o", tmp_path / name), 0)
+        assert (tmp_path / name).read_text().startswith(begins), name
+    refused(
+        tracekit("convert", log, "-o", tmp_path / "t.folded", "--layout", "sequential"), 2, "flame graph", "has none"
+    )
+
+
+def test_only_traces_are_opened(tracekit: Command, log: Path, tmp_path: Path) -> None:
+    from tracekit.errors import UsageError
+    from tracekit.trace.serve import TraceServer
+
+    for name in ("t.json", "t.pftrace", "t.folded", "t.speedscope.json"):
+        refused(tracekit("convert", log, "-o", tmp_path / name), 0)
+    refused(tracekit("convert", log, "-o", tmp_path / "c.pftrace", "--compress"), 0)
+    (tmp_path / "t.pftrace.gz").write_bytes(gzip.compress((tmp_path / "t.pftrace").read_bytes()))
+    for name in ("t.json", "t.pftrace", "c.pftrace", "t.pftrace.gz"):
+        TraceServer(tmp_path / name, port=0).close()
+    (tmp_path / "empty").touch()
+    for path, says in (
+        (log, "is no trace"),
+        (tmp_path / "t.folded", "is no trace"),
+        (tmp_path / "empty", "is no trace"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            TraceServer(path, port=0)
+    with pytest.raises(UsageError, match="flame graph for"):
+        TraceServer(tmp_path / "t.speedscope.json", port=0)

@@ -145,7 +145,7 @@ def test_hostile_names_stay_data(tracekit: Command, tmp_path: Path) -> None:
     ("args", "code", "words"),
     [
         (["--name", "../x"], 2, "expected letters and digits"),
-        (["--bench", "none.json"], 2, "cannot be read"),
+        (["--bench", "none.json"], 2, "cannot be opened"),
         (["--timed-bench", "w.log"], 1, "no whole JSON"),
         (["--collectives", "b.json"], 2, "holds no all-reduce"),
         (["-o", "w.log"], 2, "is the log that is read"),

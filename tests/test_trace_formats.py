@@ -158,7 +158,7 @@ def test_folded_stacks_cannot_be_broken_by_names(tmp_path: Path) -> None:
 
 def test_the_command_offers_every_format_and_layout() -> None:
     offered = {p.name: p.type.choices for p in command.params if isinstance(p.type, click.Choice)}
-    assert tuple(offered["form"]) == FORMATS
+    assert tuple(offered["form"]) == ("auto", *FORMATS)
     assert set(offered["layout"]) == {"auto", *LAYOUTS}
 
 

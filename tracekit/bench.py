@@ -4,6 +4,8 @@ llama-bench: ``-o json`` (an array) and ``-o jsonl`` (a record a line): ``n_prom
 ``stddev_ts``, ``samples_ts``, the same in ``_ns``. vLLM: ``bench throughput --output-json`` (``tokens_per_second``
 counts prompt and output), ``bench latency --output-json`` (``avg_latency``, ``latencies`` and ``percentiles`` of a
 whole batch, in seconds), ``bench serve --save-result`` (``output_throughput``, ``mean_ttft_ms``, ``ttfts``, ...).
+Also what they print for people (`tracekit.printed`).
+
 A probe of all-reduces: records of ``label``, ``bytes``, ``avgMs`` (or ``avg_ms``), bare or as ``results`` of an object.
 """
 
@@ -18,6 +20,8 @@ import polars as pl
 
 from tracekit.errors import TracekitError, UsageError
 from tracekit.frame import Column
+from tracekit.printed import printed
+from tracekit.source import plain_text
 
 #: One row per result; times are of one repetition, request or token, as `what` says.
 BENCH_COLUMNS: tuple[Column, ...] = (
@@ -56,7 +60,7 @@ Row = dict[str, Any]
 
 
 def read_bench(path: str | Path) -> pl.DataFrame:
-    """Return the results in a benchmark's JSON or JSON lines, a row each (columns `BENCH`).
+    """Return the results in a benchmark's JSON, JSON lines or table for people, a row each (columns `BENCH`).
 
     Raises:
         UsageError: no such file, or it holds no known benchmark.
@@ -70,7 +74,7 @@ def read_bench(path: str | Path) -> pl.DataFrame:
     except ValueError as error:
         raise UsageError(f"{path}: a result holds no number where one belongs ({error})") from error
     if not rows:
-        raise UsageError(f"{path}: holds no result of llama-bench -o json|jsonl or of vllm bench")
+        raise UsageError(f"{path}: holds no result of llama-bench or of vllm bench")
     return pl.DataFrame({c: [r.get(c) for r in rows] for c in BENCH}, schema=BENCH)
 
 
@@ -113,11 +117,9 @@ def decode_tok_s(path: str | Path) -> float:
 
 
 def _records(path: str | Path) -> list[Record]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
-        raise UsageError(f"{path}: cannot be read ({reason})") from error
+    text = plain_text(path)
+    if told := list(printed(text)):
+        return told
     try:
         found = json.loads(text)
     except json.JSONDecodeError:

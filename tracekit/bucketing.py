@@ -60,6 +60,10 @@ class Readable(Source, Protocol):
     def resolutions(self) -> dict[str, int]:
         """What each clock's durations are rounded to, in ns."""
 
+    @property
+    def topology(self) -> str | None:
+        """How workers share a step, if the logs' capture tells."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -97,7 +101,8 @@ def buckets(
         run: what `tracekit.read` returned.
         by: group columns, of `GROUPS`.
         where: ``COLUMN=VALUE[,VALUE...]`` filters, all of which must hold; a value may be a shell pattern.
-        arrangement: how workers share a step, ``pipeline`` or ``parallel``; by family, if not given.
+        arrangement: how workers share a step, ``pipeline`` or ``parallel``; if not given, as the logs'
+            capture says, else by family.
         sort: of `SORTS`; numbers from the largest down, ``group`` in the groups' natural order.
 
     Raises:
@@ -122,7 +127,7 @@ def buckets(
     for name, clock in pairs.unique().sort("family", "clock").iter_rows():
         mine = (pl.col("family") == name) & (pl.col("clock").cast(pl.String) == clock)
         table = _table(name, clock, by, durations.filter(mine), summaries.filter(mine), run.resolutions)
-        how = topology(name, arrangement)
+        how = topology(name, arrangement or run.topology)
         per_step = _per_step(by, steps.filter(mine), how)
         notes = (*_side_by_side(table, how), *_step_notes(steps.filter(mine)))
         tables.append(_finish(table, per_step, sort, notes))

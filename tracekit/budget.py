@@ -72,24 +72,36 @@ class Readable(stepping.Readable, Protocol):
     def families(self) -> dict[str, str]:
         """The family of each dialect."""
 
+    @property
+    def topology(self) -> str | None:
+        """How workers share a step, if the logs' capture tells."""
+
 
 def budgets(
-    run: Readable, *, where: Sequence[str] = (), arrangement: str | None = None, tok_s: float | None = None
+    run: Readable,
+    *,
+    where: Sequence[str] = (),
+    arrangement: str | None = None,
+    tok_s: float | None = None,
+    decoding: bool = False,
 ) -> list[Budget]:
     """Return a budget per family; none where no step was found.
 
     Args:
         run: what `tracekit.read` returned.
         where: filters as in `bucketing.buckets`.
-        arrangement: how workers share a step; by family, if not given.
+        arrangement: how workers share a step; if not given, as the logs' capture says, else by family.
         tok_s: see `budget`.
+        decoding: of decode steps only, where phases are known.
     """
     found = stepping.steps(run, where=where)
+    if decoding:
+        found = _decoding(found)
     named = found.with_columns(
         pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family")
     )
     return [
-        budget(part.drop("family"), str(family), topology(str(family), arrangement), tok_s)
+        budget(part.drop("family"), str(family), topology(str(family), arrangement or run.topology), tok_s)
         for (family,), part in named.group_by("family", maintain_order=True)
     ]
 
@@ -122,6 +134,12 @@ def budget(steps: pl.DataFrame, family: str, topology: Topology, tok_s: float | 
     tokens = _tokens(steps)
     implied = None if tok_s is None else round(1e9 * tokens / tok_s)
     return Budget(family, topology, counts.height, max(counts["n"].to_list()), tokens, spent, per_step, median, implied)
+
+
+def _decoding(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the decode steps, if phases are known."""
+    decode = steps.filter(pl.col("phase").cast(pl.String) == "decode")
+    return steps if decode.is_empty() else decode
 
 
 def _spent(steps: pl.DataFrame) -> pl.DataFrame:

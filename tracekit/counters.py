@@ -15,6 +15,13 @@ FILE = "counters.csv"
 COLUMNS = ("mono_ns", "device", "quantity", "unit", "value")
 
 
+def no_counters() -> "pl.DataFrame":
+    """Return the frame of a run without samples: the columns of `read_counters`."""
+    import polars as pl
+
+    return pl.DataFrame(schema=dict(zip(COLUMNS, (pl.Int64, pl.String, pl.String, pl.String, pl.Float64), strict=True)))
+
+
 def read_counters(folder: str | Path) -> "pl.DataFrame":
     """Return the samples of a capture directory in the order taken (an empty frame if it has none).
 
@@ -27,18 +34,18 @@ def read_counters(folder: str | Path) -> "pl.DataFrame":
     """
     import polars as pl
 
-    schema = dict(zip(COLUMNS, (pl.Int64, pl.String, pl.String, pl.String, pl.Float64), strict=True))
     path = Path(folder) / FILE
+    nothing = no_counters()
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return pl.DataFrame(schema=schema)
+        return nothing
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     whole = text[: text.rfind(b"\n") + 1]
     if not whole:
-        return pl.DataFrame(schema=schema)
+        return nothing
     try:
-        return pl.read_csv(whole, schema=schema)
+        return pl.read_csv(whole, schema=nothing.schema)
     except pl.exceptions.ComputeError as error:
         raise UsageError(f"{path}: is no table of samples ({error})") from error

@@ -18,6 +18,7 @@ from tracekit.passes import vllm
 from tracekit.passes.ggml import PHASES, GgmlPasses, HeadTable, Passes, head_table
 from tracekit.records import PLACE, Prescan, RecordReader, Tally
 from tracekit.source import Block, Source, Stream
+from tracekit.unlike import unlike_a_log
 
 #: Rows that are handed on together: enough to make the cost of a call small, few enough to be light.
 _BATCH_ROWS = 1 << 17
@@ -335,7 +336,10 @@ class LogReading:
             what = f"the file is damaged or cut ({self.source.ledger.broken}): what came before that was read"
             yield finding("fault", "damaged-file", path, "", self.reader.lines, 1, what)
         if not reader.tallies:
-            yield finding("note", "no-records", path, "", 0, 1, "no timing record in this log")
+            if what := unlike_a_log(self.stream.file or path):
+                yield finding("fault", "no-log", path, "", 0, 1, what)
+            else:
+                yield finding("note", "no-records", path, "", 0, 1, "no timing record in this log")
         for name, tally in reader.tallies.items():
             if tally.rejected:
                 what, line = "records of which no value could be rebuilt", 0

@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin
 from tracekit.errors import UsageError
 
 FILE = "manifest.json"
+#: Beside the two directories of a pair, ``clean`` and ``timed``: how the runs went.
+PAIR_FILE = "pair.json"
 SCHEMA = "tracekit-capture"
 VERSION = 1
 
@@ -47,11 +49,11 @@ class Log:
     file: str
     stamps: str
     stream: str
-    #: Plain bytes and line ends in the log.
-    bytes: int = 0
-    lines: int = 0
-    #: Occurrences of the presets' markers.
-    timing_lines: int = 0
+    #: Plain bytes and line ends in the log; known at the end only.
+    bytes: int | None = None
+    lines: int | None = None
+    #: Occurrences of the presets' markers; not known if tracekit was killed.
+    timing_lines: int | None = None
     #: Bytes that passed after the capture had to stop (a full disk).
     uncaptured_bytes: int = 0
 

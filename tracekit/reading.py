@@ -7,13 +7,15 @@ from pathlib import Path
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from tracekit import source
+from tracekit import captured, manifest, source
+from tracekit.captured import Captured
+from tracekit.counters import no_counters, read_counters
 from tracekit.dialect import Dialect
 from tracekit.errors import NothingRecognisedError, UsageError
 from tracekit.frame import EVENTS, Batch
 from tracekit.framefile import FrameReading
 from tracekit.log import LogReading
-from tracekit.outcome import Outcome, together
+from tracekit.outcome import Outcome, finding, together
 from tracekit.parsers import catalogue
 from tracekit.source import Stream
 
@@ -94,11 +96,29 @@ class Run:
     progress: Progress | None = None
     selection: Selection | None = None
     _outcome: Outcome | None = field(default=None, init=False, repr=False)
+    _captures: list[Captured] | None = field(default=None, init=False, repr=False)
 
     @property
     def label(self) -> str:
         """What the logs are called in a title: the path of one, else how many."""
         return self.streams[0].path if len(self.streams) == 1 else f"{len(self.streams)} logs"
+
+    @property
+    def captures(self) -> list[Captured]:
+        """The captures of `tracekit run` that the logs belong to."""
+        if self._captures is None:
+            self._captures = captured.captures([s.path for s in self.streams])
+        return self._captures
+
+    @property
+    def topology(self) -> str | None:
+        """How workers share a step by the captures' manifests; None where these do not tell."""
+        return captured.topology(self.captures)
+
+    @property
+    def sensors(self) -> pl.DataFrame:
+        """Power, frequency and temperature that were sampled meanwhile, as `counters.read_counters` returns them."""
+        return pl.concat([no_counters(), *(read_counters(c.folder) for c in self.captures)]).sort("mono_ns")
 
     @property
     def families(self) -> dict[str, str]:
@@ -202,6 +222,15 @@ class Run:
             before += source.size(stream)
             done.append(reading.outcome())
         self._outcome = together(done)
+        silent = [path for one in self.captures for path in captured.silent(one)]
+        missed = ~(pl.col("code").cast(pl.String).eq("no-records") & pl.col("stream").cast(pl.String).is_in(silent))
+        self._outcome.findings = pl.concat([self._outcome.findings.filter(missed), *self._of_captures()])
+
+    def _of_captures(self) -> Iterator[pl.DataFrame]:
+        for one in self.captures:
+            place = str(one.folder / manifest.FILE)
+            for f in captured.findings(one):
+                yield finding(f.severity, f.code, place, "", f.line, f.count, f.message)
 
     def require_records(self) -> None:
         """Raise if the logs held nothing that a dialect reads.
@@ -218,6 +247,13 @@ class Run:
             raise NothingRecognisedError(f"{place}: {count}; the first: {first['reason']}: {first['text']}")
         for said in outcome.findings.filter(pl.col("code") == "timing-refused").head(1).to_dicts():
             raise NothingRecognisedError(f"{said['stream']}:{said['line']}: no timing record found: {said['message']}")
+        code = pl.col("code").cast(pl.String)
+        for said in outcome.findings.filter(code.is_in(["no-log", "damaged-file"])).sort(code).tail(1).to_dicts():
+            raise NothingRecognisedError(f"{said['stream']}: no timing record found: {said['message']}")
+        for one in self.captures:
+            if one.manifest is not None and one.manifest.role == "clean":
+                timed = one.folder.parent / "timed"
+                raise NothingRecognisedError(f"{one.folder}: the clean run of a pair has no timing record; see {timed}")
         looked = ", ".join(f"{d.marker}" for d in self.dialects)
         also = ""
         if outcome.other_markers:

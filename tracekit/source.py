@@ -22,6 +22,7 @@ import numpy.typing as npt
 import polars as pl
 import zstandard
 
+from tracekit.captured import timed_run
 from tracekit.errors import NothingRecognisedError, UsageError
 from tracekit.stamps import SUFFIX, Stamps, read_stamps
 
@@ -237,7 +238,7 @@ def streams(paths: Sequence[str | Path], workers: Sequence[str] = ()) -> list[St
     """Resolve files, globs, directories and ``-`` to streams, in the order given, each once.
 
     Args:
-        paths: what the user named. A directory means the logs in it (not below it).
+        paths: what the user named. A directory means the logs in it (not below it); that of a pair, its timed run.
         workers: ``NAME=PATH`` overrides of a worker's display name; PATH is the file as given or its file name.
 
     Raises:
@@ -256,6 +257,22 @@ def streams(paths: Sequence[str | Path], workers: Sequence[str] = ()) -> list[St
         raise UsageError("no log was named; give files, globs, directories, or - for standard input")
     names = _overrides(workers, list(found))
     return [Stream(path, names.get(path, worker_name(path)), _keep(path)) for path in found]
+
+
+def plain_text(path: str | Path) -> str:
+    """Return the whole text of a small file; .gz and .zst are unpacked.
+
+    Raises:
+        UsageError: it cannot be read, is damaged or no UTF-8.
+    """
+    reading = Source(Stream(str(path), ""))
+    try:
+        text = b"".join(reading._read()).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: cannot be read (no UTF-8)") from error
+    if reading.ledger.broken:
+        raise UsageError(f"{path}: cannot be read ({reading.ledger.broken})")
+    return text
 
 
 def size(stream: Stream) -> int:
@@ -320,6 +337,8 @@ def _logs_in(folder: Path) -> list[str]:
         return file.is_file() and (name.endswith(LOG_SUFFIXES) or name.endswith(".parquet"))
 
     found = sorted(str(file) for file in folder.iterdir() if is_log(file))
+    if not found and (timed := timed_run(folder)):
+        return _logs_in(timed)
     if not found:
         wanted = ", ".join(LOG_SUFFIXES)
         raise NothingRecognisedError(f"{folder}: no log in this directory (looked for {wanted}, also with .gz or .zst)")

@@ -134,6 +134,7 @@ class Guard:
         self.sock = sock
         self.names: dict[int, str] = {}
         self.salvage: list[_Salvage] = []
+        self.lost = 0
         self.manifest = ""
         self.grace_s = 5.0
         self.statuses: dict[str, int] = {}
@@ -244,6 +245,7 @@ class Guard:
         ready = [by_fd[fd] for fd, _ in poll.poll(timeout_s * 1000)]
         ended = [s for s in ready if not s.pull()]
         self.salvage = [s for s in self.salvage if s not in ended]
+        self.lost += sum(s.lost for s in ended)
         if not by_fd:
             time.sleep(timeout_s)
         return len(ready) > len(ended)
@@ -258,16 +260,29 @@ class Guard:
                 "name": "interrupted",
                 "evidence": "tracekit itself was killed; the guard stopped the programs and kept what was printed",
                 "status": 137,
-                "notes": [f"{s.lost} bytes could not be kept" for s in self.salvage if s.lost],
+                "notes": [],
             }
             content["ended"] = {"wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns()}
+            self._tell_losses(content)
             for process in content["processes"]:
                 process["status"] = self.statuses.get(process["name"], process.get("status"))
+                for log in process["logs"]:
+                    if log["file"].endswith(".log"):
+                        log["bytes"], log["lines"] = _size(path.with_name(log["file"]))
             fresh = path.with_name("manifest.json.part")
             fresh.write_text(json.dumps(content, indent=1), encoding="utf-8")
             fresh.replace(path)
         except (OSError, ValueError) as error:
             sys.stderr.write(f"tracekit guard: {path}: could not be completed ({error})\n")
+
+    def _tell_losses(self, content: Message) -> None:
+        lost = self.lost + sum(s.lost for s in self.salvage)
+        reasons = [f"{lost} bytes that stood in pipes could not be kept"] if lost else []
+        if content["capture"]["zstd"]:
+            reasons.append("what was in no whole frame yet is lost (0.25 s or 1 MiB at most)")
+        if reasons:
+            content["capture"]["complete"] = False
+            content["capture"]["stopped"] = "tracekit was killed: " + "; ".join(reasons)
 
     def _tell(self, message: Message) -> None:
         with contextlib.suppress(OSError):  # the capture is gone: the socket's end is seen in serve()
@@ -277,6 +292,16 @@ class Guard:
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wake, 4096):
                 pass
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Return the bytes and line ends of a file."""
+    size = lines = 0
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            size += len(data)
+            lines += data.count(b"\n")
+    return size, lines
 
 
 def _kill(pids: Sequence[int], number: int) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from tracekit import manifest
 
-FILE = "pair.json"
-
 
 def save_pair(folder: Path, runs: Sequence[manifest.Manifest]) -> None:
     """Write down which runs a pair has, and what each took.
@@ -25,7 +23,7 @@ def save_pair(folder: Path, runs: Sequence[manifest.Manifest]) -> None:
         for run in runs
     ]
     content = {"schema": "tracekit-pair", "version": 1, "runs": rows}
-    (folder / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (folder / manifest.PAIR_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def _duration_ns(run: manifest.Manifest) -> int | None:

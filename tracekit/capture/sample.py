@@ -37,13 +37,28 @@ class Source:
     scale: float
     fd: int
     last: tuple[int, float] | None = None
+    #: What stands between the time and the value in this sensor's rows, made once.
+    head: str = field(init=False)
 
-    def read(self) -> float | None:
-        """Return the value now, None if the driver does not tell."""
+    def __post_init__(self) -> None:
+        quantity, unit = self.quantity.replace('"', ""), self.unit
+        if unit == "J":  # written as the mean power since the sample before
+            quantity, unit = quantity.replace("energy", "power (from energy)"), "W"
+        self.head = f',{self.device},"{quantity}",{unit},'
+
+    def row(self) -> str:
+        """Return a row of the table with the value now; nothing if the driver does not tell."""
         try:
-            return int(os.pread(self.fd, 64, 0)) * self.scale
+            value = int(os.pread(self.fd, 64, 0)) * self.scale
         except (OSError, ValueError):
-            return None
+            return ""
+        now_ns = time.monotonic_ns()
+        if self.unit == "J":
+            before, self.last = self.last, (now_ns, value)
+            if before is None or value < before[1]:
+                return ""
+            value = (value - before[1]) / ((now_ns - before[0]) / 1e9)
+        return f"{now_ns}{self.head}{value:.6g}\n"
 
 
 def sources(root: Path = Path("/")) -> list[Source]:
@@ -78,10 +93,7 @@ def _label(path: Path) -> str:
 
 @dataclass(slots=True)
 class Sampler:
-    """A thread that reads all sources every `period_s` and adds rows to ``counters.csv``.
-
-    Energy counters are written as the mean power since the sample before.
-    """
+    """A thread that reads all sources every `period_s` and adds rows to ``counters.csv``."""
 
     folder: Path
     period_s: float
@@ -115,24 +127,9 @@ class Sampler:
                 file.write((",".join(counters.COLUMNS) + "\n").encode())
                 due = time.monotonic()
                 while not self._stop.is_set():
-                    if rows := "".join(self._rows()):
+                    if rows := "".join([source.row() for source in self._sources]):
                         file.write(rows.encode())
                     due = max(due + self.period_s, time.monotonic())
                     self._stop.wait(due - time.monotonic())
         except OSError as error:
             self.trouble = f"sampling stopped: {error.strerror}"
-
-    def _rows(self) -> Iterator[str]:
-        for source in self._sources:
-            value = source.read()
-            now_ns = time.monotonic_ns()
-            if value is None:
-                continue
-            quantity, unit = source.quantity, source.unit
-            if unit == "J":
-                before, source.last = source.last, (now_ns, value)
-                if before is None or value < before[1]:
-                    continue
-                value = (value - before[1]) / ((now_ns - before[0]) / 1e9)
-                quantity, unit = quantity.replace("energy", "power (from energy)"), "W"
-            yield f'{now_ns},{source.device},"{quantity.replace(chr(34), "")}",{unit},{value:.6g}\n'

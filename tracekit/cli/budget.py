@@ -1,10 +1,14 @@
 """``tracekit budget``: what a step's time is made of, against a throughput."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from tracekit.cli import options
+
+if TYPE_CHECKING:
+    from tracekit.captured import Captured
 
 
 @click.command("budget")
@@ -13,12 +17,13 @@ from tracekit.cli import options
 @click.option(
     "--bench",
     metavar="FILE",
-    help="Take the tokens per second from llama-bench -o json|jsonl or from vllm bench (its JSON file).",
+    help="Take the tokens per second of decoding, so decode steps only, from what llama-bench or vllm bench wrote.",
 )
 @click.option(
     "--topology",
     type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (their times add; default for ggml) or parallel (the slowest counts).",
+    help="How workers share a step: pipeline (their times add; default for ggml) or parallel (the slowest counts). "
+    "A capture says it by itself.",
 )
 @options.filters
 @options.selection
@@ -41,12 +46,14 @@ def command(
     """Set the timed milliseconds of a step against what a throughput implies.
 
     Rows are categories by worker; the remainder is what no timed operation holds: client, network, host. Against a
-    clean run of the same work, where timed costs exceed the clean step, the inflation is stated instead.
+    clean run of the same work, where timed costs exceed the clean step, the inflation is stated instead. Of a pair
+    (`tracekit run --pair`), the clean run's throughput is taken by itself.
 
     \b
     Example:
       tracekit budget rpc-b70-*.log --tok-s 3.802188
-      tracekit budget rpc-b70-*.log --bench bench.json --phase decode --skip-steps 1
+      tracekit budget rpc-b70-*.log --bench bench.json --skip-steps 1
+      tracekit budget pair-of-runs
     """
     from tracekit.bench import decode_tok_s
     from tracekit.budget import budgets
@@ -59,10 +66,30 @@ def command(
         raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
     speed = decode_tok_s(bench) if bench is not None else tok_s
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    found = budgets(run, where=where, arrangement=topology, tok_s=speed)
+    if speed is None:
+        speed = _clean_speed(run.captures)
+    # A benchmark's throughput is of decoding: other steps are not to be set against it.
+    decoding = speed is not None and tok_s is None and phase is None
+    found = budgets(run, where=where, arrangement=topology, tok_s=speed, decoding=decoding)
     run.require_records()
     if not found:
         raise TracekitError("no step was found in what was selected, so none has a budget; see `tracekit steps`")
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())
     options.deliver(render_budgets(found, coverage, form), target)
     options.tell_ledger(run, ledger, strict=strict)
+
+
+def _clean_speed(captures: "Sequence[Captured]") -> float | None:
+    """Return the throughput of a pair's clean run, and say where it stands, or why it is not known."""
+    from tracekit.errors import TracekitError
+    from tracekit.pairs import clean_tok_s
+
+    try:
+        found = clean_tok_s(captures)
+    except TracekitError as error:
+        click.echo(f"note: no throughput of the pair's clean run: {error}", err=True)
+        return None
+    if found is None:
+        return None
+    click.echo(f"note: {found[0]:.6g} tokens per second of decoding by the clean run, {found[1]}", err=True)
+    return found[0]

@@ -13,17 +13,18 @@ from tracekit.cli import options
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["perfetto", "chrome-json", "speedscope", "folded"]),
-    default="perfetto",
+    type=click.Choice(["auto", "perfetto", "chrome-json", "speedscope", "folded"]),
+    default="auto",
     show_default=True,
-    help="perfetto and chrome-json are timelines; speedscope and folded are flame graphs of self time.",
+    help="perfetto and chrome-json are timelines; speedscope and folded are flame graphs of self time. auto goes by "
+    "the name: .json, .speedscope.json, .folded, else perfetto.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["auto", "sequential", "pipeline", "ranks", "arrival", "start"]),
     default="auto",
     show_default=True,
-    help="Where slices stand in time: see docs/traces.md. auto takes the best that the data allows and says why.",
+    help="Where a timeline's slices stand: see docs/traces.md. auto takes the best that the data allows and says why.",
 )
 @click.option("--compress", is_flag=True, help="Deflate the packets (perfetto only): a third of the size.")
 @click.option(
@@ -66,7 +67,7 @@ def command(
     Example:
       tracekit convert rpc-b70-*.log -o decode.pftrace
       tracekit convert decode.log -o step.pftrace --steps 100:120 --compress
-      tracekit convert decode.log -o decode.folded --format folded
+      tracekit convert decode.log -o decode.folded
     """
     from tracekit import write_trace
     from tracekit.columns import condition

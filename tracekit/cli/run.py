@@ -118,6 +118,8 @@ def _run(command: tuple[str, ...], given: dict[str, Any]) -> int:
         )
         for run in runs:
             _report(folder / str(run.role), run)
+        if len(runs) > 1:
+            _say(f"next: tracekit budget {folder}")
         return _status(runs[-1])
     folder, done = capture.run(
         plan, folder, settings, chosen, stamp=given["stamp"], display=_display(given), notify=_say
@@ -225,8 +227,8 @@ def _report(folder: Path, run: "Manifest") -> None:
     assert run.ended is not None
     logs = [log for process in run.processes for log in process.logs]
     seconds = (run.ended.mono_ns - run.started.mono_ns) / 1e9
-    size = sum(log.bytes for log in logs)
-    timing = sum(log.timing_lines for log in logs)
+    size = sum(log.bytes or 0 for log in logs)
+    timing = sum(log.timing_lines or 0 for log in logs)
     evidence = f": {outcome.evidence}" if outcome.name != "ok" else ""
     _say(f"{outcome.name} after {seconds:.1f} s{evidence}")
     lost = sum(log.uncaptured_bytes for log in logs)

@@ -34,7 +34,8 @@ _MANY = 25
 @click.option(
     "--topology",
     type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (ms/step adds; default for ggml) or parallel (the slowest counts).",
+    help="How workers share a step: pipeline (ms/step adds; default for ggml) or parallel (the slowest counts). "
+    "A capture says it by itself.",
 )
 @options.filters
 @options.selection

@@ -52,14 +52,14 @@ class Plan:
     order: tuple[int, ...] = ()
 
 
-def plan(survey: Survey, layout: str = "auto") -> Plan:
-    """Decide on the layout and compute when the parts of steps begin.
+def plan(survey: Survey, layout: str = "auto", topology: str | None = None) -> Plan:
+    """Decide on the layout and compute when the parts of steps begin; `topology` as in `TraceSource`.
 
     Raises:
         UsageError: the layout is unknown, or needs what the log does not tell.
     """
     if layout == "auto":
-        chosen, reason = _best(survey)
+        chosen, reason = _best(survey, topology)
     elif layout in LAYOUTS:
         chosen, reason = layout, "asked for"
     else:
@@ -80,7 +80,7 @@ def plan(survey: Survey, layout: str = "auto") -> Plan:
     return _pipeline(parts, order, reason) if chosen == "pipeline" else _ranks(parts, order, reason)
 
 
-def _best(survey: Survey) -> tuple[Layout, str]:
+def _best(survey: Survey, topology: str | None) -> tuple[Layout, str]:
     facts = [f for f in survey.facts if f.events]
     if not facts:
         return "sequential", "there are no single occurrences to place"
@@ -89,6 +89,9 @@ def _best(survey: Survey) -> tuple[Layout, str]:
     if all(f.timed["arrival"] for f in facts):
         return "arrival", "every event has an arrival stamp, and not every one a printed start"
     stepped = _with_steps(survey)
+    if len(stepped) > 1 and topology is not None:
+        known: Layout = "pipeline" if topology == "pipeline" else "ranks"
+        return known, f"no times are known; steps are, and the capture's manifest says that workers are {_ARE[known]}"
     if len(stepped) > 1:
         layers = sorted(r for s in stepped if (r := survey.facts[s].layers) is not None)
         if len(layers) > 1 and all(a[1] < b[0] for a, b in pairwise(layers)):
@@ -101,6 +104,9 @@ def _best(survey: Survey) -> tuple[Layout, str]:
     if len(facts) > 1:
         why += ", nor what is parallel among the workers" if len(stepped) > 1 else ", nor which steps belong together"
     return "sequential", why
+
+
+_ARE = {"pipeline": "a pipeline", "ranks": "parallel"}
 
 
 def _require_times(survey: Survey, which: str) -> None:

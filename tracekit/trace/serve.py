@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from tracekit.errors import TracekitError, UsageError
+from tracekit.unlike import FRONT_BYTES, is_trace
 
 UI = "https://ui.perfetto.dev"
 PORT = 9001
@@ -33,12 +34,13 @@ class TraceServer:
         """Take the port; nothing is answered before `serve`.
 
         Raises:
-            UsageError: there is no such file, or `ui` is no address.
+            UsageError: there is no such file, it is no trace, or `ui` is no address.
             TracekitError: the port is taken.
         """
         self.path = Path(path)
         if not self.path.is_file():
             raise UsageError(f"{path}: no such file; write one with `tracekit convert`")
+        _require_trace(self.path)
         page = urlsplit(ui)
         if page.scheme not in ("http", "https") or not page.netloc:
             raise UsageError(f"{ui}: is no address of a page, as in {UI}")
@@ -149,3 +151,17 @@ class TraceServer:
                 """Stay quiet: a library prints nothing."""
 
         return Handler
+
+
+def _require_trace(path: Path) -> None:
+    """Raise if a file is nothing that the page can show."""
+    try:
+        with path.open("rb") as file:
+            front = file.read(FRONT_BYTES)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    if is_trace(front):
+        return
+    if b'"$schema":"https://www.speedscope.app' in front.replace(b" ", b""):
+        raise UsageError(f"{path}: is a flame graph for https://www.speedscope.app; Perfetto shows timelines only")
+    raise UsageError(f"{path}: is no trace; make one of a log with `tracekit convert {path.name} -o FILE.pftrace`")

@@ -32,6 +32,14 @@ class TraceSource(Protocol):
     def summaries(self) -> pl.LazyFrame:
         """Return the rows that were printed as aggregates, schema `frame.SUMMARIES`. Asked for after `batches`."""
 
+    @property
+    def topology(self) -> str | None:
+        """Return how workers share a step (pipeline or parallel), None if that is not known."""
+
+    @property
+    def sensors(self) -> pl.DataFrame:
+        """Return what was sampled meanwhile, as `counters.read_counters` does, by time."""
+
     def batches(self, columns: Sequence[str] | None = None, /) -> Iterator[pl.DataFrame]:
         """Yield these columns of `frame.EVENTS`, afresh at each call.
 

@@ -13,6 +13,7 @@ from tracekit.trace.counters import Counters
 from tracekit.trace.layout import Plan
 from tracekit.trace.naming import TITLE, Names, about, remarks
 from tracekit.trace.placement import OPERATION, Placer, Tracks
+from tracekit.trace.sensors import Sensors
 from tracekit.trace.slices import Describer, Slices, Texts
 from tracekit.trace.source import Ints, TraceSource
 from tracekit.trace.survey import Survey
@@ -67,6 +68,7 @@ class Timeline:
         self.slices = 0
         self.aggregates = 0
         self.tracks = 0
+        self._end_ns = 0
         self.notes: tuple[str, ...] = ()
 
     def write(
@@ -80,7 +82,9 @@ class Timeline:
         counters = self._write_operations(placer, source, steps, progress)
         self._write_aggregates()
         self._write_counters(counters)
-        self.notes = remarks(self.survey, placer.moves)
+        sensors = Sensors.of(source, self.plan, self._end_ns)
+        self._write_sensors(sensors)
+        self.notes = (*remarks(self.survey, placer.moves), *sensors.remarks())
         self.writer.about(0, TITLE, about(self.label, self.names, __version__, self.notes))
         self.writer.close()
 
@@ -100,6 +104,7 @@ class Timeline:
             self.writer.slices(describer.describe(placed))
             counters.add(placed)
             self.slices += int(np.count_nonzero(placed.kind == OPERATION))
+            self._end_ns = max(self._end_ns, int((placed.start_ns + placed.dur_ns).max(initial=0)))
             done += placed.frame.height
             if progress is not None:
                 progress(done, total)
@@ -119,6 +124,15 @@ class Timeline:
             worker = self.survey.strands.known[counter.strand].worker
             self._declare(number, counter.name, worker=worker, rank=_COUNTERS_RANK + n, unit=counter.unit)
             self.writer.counter(number, counter.times_ns, counter.values)
+
+    def _write_sensors(self, sensors: Sensors) -> None:
+        for ordinal, device in enumerate(sensors.devices, len(self.names.processes) + 1):
+            self.writer.process(ordinal, f"GPU {device}", ("sampled by tracekit run",))
+            for n, sensor in enumerate(sensors.sensors(device)):
+                number = self.tracks
+                self.writer.track(number, process=ordinal, name=sensor.quantity, rank=n, unit=sensor.unit)
+                self.writer.counter(number, sensor.times_ns, sensor.values)
+                self.tracks += 1
 
     def _declare(self, number: int, name: str, *, worker: str = "", rank: int, unit: str | None = None) -> None:
         process = self.names.processes[worker].ordinal if worker else 0

@@ -50,7 +50,7 @@ def write_trace(
     path: str | Path,
     *,
     layout: str = "auto",
-    format: str = "perfetto",
+    format: str = "auto",
     compress: bool = False,
     steps: range | None = None,
     where: pl.Expr | None = None,
@@ -64,7 +64,7 @@ def write_trace(
         source: where the events come from.
         path: the file; it appears when it is complete.
         layout: one of `LAYOUTS`, or ``auto``: the best that the data allows.
-        format: one of `FORMATS`.
+        format: one of `FORMATS`, or ``auto``: by the end of the file's name (`format_of`).
         compress: deflate packets (Perfetto only): a third of the size, and every reader knows it.
         steps: only these steps (``range(100, 120)``); the timeline begins with the first of them.
         where: shows only the events for which it holds (columns of `frame.EVENTS`). The others keep their time.
@@ -73,20 +73,25 @@ def write_trace(
         progress: called now and then with the events written and the events there are.
 
     Raises:
-        UsageError: an unknown layout, format or argument; a layout that needs what the log does not tell.
+        UsageError: an unknown layout, format or argument; a layout that needs what the log does not tell, or for a
+            flame graph.
         OutputError: the file cannot be written.
     """
+    path = Path(path)
+    if format == "auto":
+        format = format_of(path)
     if format not in FORMATS:
         raise UsageError(f"unknown trace format {format!r}; there are {', '.join(FORMATS)}")
     if unknown := [a for a in arguments if a not in ARGUMENTS]:
         raise UsageError(f"unknown argument {', '.join(unknown)}; there are {', '.join(ARGUMENTS)}")
     if compress and format != "perfetto":
         raise UsageError(f"--compress is for the perfetto format; pack a {format} file with gzip or zstd")
-    path = Path(path)
     if format in ("speedscope", "folded"):
+        if layout != "auto":
+            raise UsageError(f"layout {layout} is for timelines; a flame graph ({format}) has none")
         return _write_flame(source, path, format, steps, _shown(where, min_dur_ns))
     known = survey(source, steps=steps, where=where, min_dur_ns=min_dur_ns)
-    decided = plan(known, layout)
+    decided = plan(known, layout, source.topology)
     texts = Texts()
     with whole_file(path) as beside, beside.open("wb") as file:
         writer: TimelineWriter
@@ -99,6 +104,18 @@ def write_trace(
             timeline.write(source, steps=steps, shown=_shown(where, min_dur_ns), progress=progress)
     counts = (timeline.slices, timeline.aggregates, timeline.tracks)
     return TraceReport(path, format, decided.layout, decided.reason, *counts, timeline.notes)
+
+
+def format_of(path: Path) -> str:
+    """Return the format that a file's name asks for.
+
+    >>> [format_of(Path(name)) for name in ("a.pftrace", "a.json", "a.speedscope.json", "a.folded", "a")]
+    ['perfetto', 'chrome-json', 'speedscope', 'folded', 'perfetto']
+    """
+    return next((form for end, form in _ENDINGS.items() if path.name.endswith(end)), "perfetto")
+
+
+_ENDINGS = {".speedscope.json": "speedscope", ".json": "chrome-json", ".folded": "folded"}
 
 
 def _shown(where: pl.Expr | None, min_dur_ns: int) -> pl.Expr | None:
