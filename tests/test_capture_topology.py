@@ -340,6 +340,15 @@ def test_words_without_a_place_are_refused(tmp_path: Path) -> None:
         read_spec(path, ["more"])
 
 
+def test_a_value_of_several_words_is_split_as_a_shell_does() -> None:
+    more = "--dtype float16 --override '{\"a\": 1}'"
+    server = read_spec(shipped("vllm-tp"), ["x"], {"model": "M", "server_args": more}).processes[0]
+    assert server.argv[-4:] == ("--dtype", "float16", "--override", '{"a": 1}')
+    assert read_spec(shipped("vllm-tp"), ["x"], {"model": "M"}).processes[0].argv[-2:] == ("--port", "8000")
+    with pytest.raises(UsageError, match="No closing quotation"):
+        read_spec(shipped("vllm-tp"), ["x"], {"model": "M", "server_args": "'"})
+
+
 def test_optional_words_go_with_their_value(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text('[values]\nmodel = ""\n[[process]]\nname = "a"\ncommand = ["x", ["-m", "{model}"], "{json: 1}"]\n')

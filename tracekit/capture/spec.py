@@ -5,6 +5,7 @@ The file's format is told in ``docs/capture.md``; the shipped ones are ``traceki
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import tomllib
@@ -24,6 +25,7 @@ READY_TIMEOUT_S = 300.0
 _STOPS = ("TERM", "INT", "QUIT", "HUP")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _PLACE = re.compile(r"\{([a-z_.]+)\}")
+_WORDS = re.compile(r"\{words\.([a-z_]+)\}")
 _TOP_KEYS = frozenset(("name", "summary", "topology", "preset", "end", "values", "process"))
 _PROCESS_KEYS = frozenset(
     "name group each timed command instead port ready env unset cwd after stop grace_s".split()  # noqa: SIM905
@@ -264,6 +266,8 @@ class _Spec:
                 if not self.given:
                     raise self._bad(f"{where}: the program to run is missing; give it after --")
                 yield from self.given
+            elif isinstance(word, str) and (several := _WORDS.fullmatch(word)):
+                yield from self._split(self._text(f"{{{several[1]}}}", names), where)
             elif isinstance(word, str):
                 for key in _PLACE.findall(word):
                     if names.get(key) == "":
@@ -271,6 +275,12 @@ class _Spec:
                 yield self._text(word, names)
             else:
                 raise self._bad(f"{where}: command: {word!r} is no text")
+
+    def _split(self, text: str, where: str) -> list[str]:
+        try:
+            return shlex.split(text)
+        except ValueError as error:
+            raise self._bad(f"{where}: {text!r}: {error}") from error
 
     def _ready(self, row: Mapping[str, Any], names: Mapping[str, str], where: str) -> Ready | None:
         if "ready" not in row:
