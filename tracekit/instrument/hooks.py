@@ -323,7 +323,7 @@ def family_of(model: Any, runner: Any) -> str:
 
 
 def _tell(recorder: Recorder, found: Parts, hidden: Iterable[str], graphs: str) -> None:
-    sync = "waiting for the device around each region" if recorder.settings.sync else "not waiting for the device"
+    sync = "waiting for the device around each region" if recorder.waits else "not waiting for the device"
     recorder.notice(
         f"timing {found.family}: {found.layers} layers, {sync}. A timed run is a diagnosis, not a throughput"
     )

@@ -124,6 +124,11 @@ class Recorder:
         """Set what waits for the device; None where there is none to wait for."""
         self._device_wait = device_wait
 
+    @property
+    def waits(self) -> bool:
+        """Whether regions wait for the device: that is asked for, and there is one to wait for."""
+        return self.settings.sync and self._device_wait is not None
+
     def synchronize(self) -> None:
         """Wait for the device, where that is asked for. Outside a model pass nothing of ours runs on it."""
         if self.settings.sync and self.in_pass and self._device_wait is not None:
