@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def samples() -> Path:
     return ROOT / "samples"
 
+
+# No example is held to a time: a busy machine proves nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -68,9 +68,9 @@ def hang() -> None:
 
 
 def stubborn() -> None:
-    """Ignore what asks it to end."""
+    """Ignore what asks it to end, but tell of it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda told, _frame: os.write(1, f"told {told}\n".encode()))
     print("ignoring", flush=True)
     time.sleep(1000)
 
@@ -139,16 +139,18 @@ def serve(port: int) -> None:
         sys.exit(0)
     server.listen()
     for connection in range(1, 1_000_000):
-        server.accept()[0].close()
+        client, _ = server.accept()
         print(f"Accepted client connection {connection}", flush=True)
         ggml(3)
+        client.close()
 
 
 def client(endpoints: str, seconds: float) -> None:
-    """Connect to each endpoint once, run for a while, print a result; abort when a worker is gone."""
+    """Use each endpoint once, until it has printed what it does; run for a while, print a result."""
     for endpoint in endpoints.split(","):
         host, port = endpoint.split(":")
-        socket.create_connection((host, int(port))).close()
+        with socket.create_connection((host, int(port))) as worker:
+            worker.recv(1)
     end = time.monotonic() + float(seconds)
     while time.monotonic() < end:
         time.sleep(0.05)

@@ -51,7 +51,7 @@ class Started:
 
 def until(ask: Callable[[], Any], what: str) -> Any:
     """Wait for something true."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if answer := ask():
             return answer
@@ -105,7 +105,8 @@ def test_death_by_a_signal_is_reported_as_a_shell_does(
 
 
 def test_no_output_for_too_long_is_a_stall(started: list[Started], tmp_path: Path) -> None:
-    run = begin(started, tmp_path, "--stall-after", "500ms", act=("hang",))
+    # Long enough for an interpreter to start on a busy machine.
+    run = begin(started, tmp_path, "--stall-after", "3s", act=("hang",))
     assert run.wait() == 128 + signal.SIGTERM
     end = outcome(run.manifest())
     assert end.name == "stalled"
@@ -139,8 +140,9 @@ def test_a_line_of_the_users_is_one_too(started: list[Started], tmp_path: Path) 
 
 
 def test_what_ignores_term_is_killed(started: list[Started], tmp_path: Path) -> None:
-    run = begin(started, tmp_path, "--stall-after", "300ms", "--grace", "300ms", act=("stubborn",))
+    run = begin(started, tmp_path, "--stall-pattern", "ignoring", "--grace", "2s", act=("stubborn",))
     assert run.wait() == 128 + signal.SIGKILL
+    assert b"told 15" in (run.folder / f"{NAME}.stdout.log").read_bytes()
     assert run.manifest().processes[0].stopped_with == "SIGKILL"
 
 
@@ -158,12 +160,13 @@ def test_one_interrupt_ends_the_run_in_order(started: list[Started], tmp_path: P
 def test_two_interrupts_end_it_at_once(started: list[Started], tmp_path: Path) -> None:
     run = begin(started, tmp_path, "--grace", "60s", act=("stubborn",))
     run.until_printed(b"ignoring")
+    run.process.send_signal(signal.SIGINT)
+    # The second counts as one of its own once the first was heard: the program is asked to end.
+    run.until_printed(b"told 2\n")
     begun = time.monotonic()
     run.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    run.process.send_signal(signal.SIGINT)
     assert run.wait() == 128 + signal.SIGKILL
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 50  # and not after the grace
     assert outcome(run.manifest()).name == "interrupted"
 
 
@@ -181,7 +184,7 @@ def test_what_a_program_leaves_behind_is_stopped(started: list[Started], tmp_pat
 
 
 def test_killing_tracekit_leaves_no_orphan_and_a_readable_capture(started: list[Started], tmp_path: Path) -> None:
-    run = begin(started, tmp_path, "--grace", "500ms", act=("family_and_wait", 300))
+    run = begin(started, tmp_path, "--grace", "2s", act=("family_and_wait", 300))
     family = family_of(run.until_printed(b"stubborn"))
     talker = until(lambda: run.manifest().processes[0].pid, "a pid in the manifest")
     run.process.kill()
@@ -196,7 +199,7 @@ def test_killing_tracekit_leaves_no_orphan_and_a_readable_capture(started: list[
 
 def test_what_is_printed_after_tracekit_was_killed_is_kept(started: list[Started], tmp_path: Path) -> None:
     """The program goes on printing while it is told to end: the guard takes over in mid-stream."""
-    run = begin(started, tmp_path, "--grace", "500ms", act=("chatter",))
+    run = begin(started, tmp_path, "--grace", "2s", act=("chatter",))
     run.until_printed(b"\n50 ")
     run.process.kill()
     killed_ns = time.monotonic_ns()
@@ -205,7 +208,7 @@ def test_what_is_printed_after_tracekit_was_killed_is_kept(started: list[Started
     log = run.folder / f"{NAME}.stdout.log"
     numbers, times = zip(*(map(int, line.split()) for line in log.read_bytes().splitlines()), strict=True)
     assert numbers == tuple(range(len(numbers)))
-    assert times[-1] > killed_ns + 300e6
+    assert times[-1] > killed_ns
     stamps = read_stamps(sidecar(log))
     assert (np.diff(stamps.byte_offset.astype(np.int64)) > 0).all()
     assert stamps.mono_ns[-1] >= times[-1]
@@ -227,7 +230,7 @@ def test_a_compressed_capture_can_be_read_after_a_kill(started: list[Started], t
 
 
 def test_killing_the_guard_leaves_no_orphan_either(started: list[Started], tmp_path: Path) -> None:
-    run = begin(started, tmp_path, "--grace", "500ms", act=("family_and_wait", 300))
+    run = begin(started, tmp_path, "--grace", "2s", act=("family_and_wait", 300))
     family = family_of(run.until_printed(b"stubborn"))
     talker = until(lambda: run.manifest().processes[0].pid, "a pid in the manifest")
     guard = int(Path(f"/proc/{talker}/stat").read_text().rpartition(") ")[2].split()[1])

@@ -141,7 +141,7 @@ def test_a_worker_that_leaves_with_0_before_it_is_ready_is_a_failure_said_at_onc
     )
     begun = time.monotonic()
     done = run(tmp_path, str(path))
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 45
     assert done.returncode == 125
     end = outcome(tmp_path)
     assert end.name == "failed"
@@ -185,7 +185,7 @@ def test_a_client_that_fails_leaves_no_worker(bench: Path, tmp_path: Path) -> No
 
 def test_a_worker_that_is_killed_fails_the_run(bench: Path, tmp_path: Path) -> None:
     port = free_ports(2)
-    command = [sys.executable, "-m", "tracekit", "run", "-o", str(tmp_path / "cap"), "--grace", "500ms"]
+    command = [sys.executable, "-m", "tracekit", "run", "-o", str(tmp_path / "cap"), "--grace", "3s"]
     with (tmp_path / "err").open("wb") as err:
         tracekit = subprocess.Popen(
             [*command, *rpc(bench, port, seconds="300")], stdin=subprocess.DEVNULL, stdout=err, stderr=err
@@ -195,7 +195,7 @@ def test_a_worker_that_is_killed_fails_the_run(bench: Path, tmp_path: Path) -> N
         wait_for(lambda: log.read_text() if log.exists() else None, lambda text: "Accepted" in text)
         worker = wait_for(lambda: manifest.load(tmp_path / "cap"), lambda m: m.processes[1].pid).processes[1]
         os.kill(worker.pid, signal.SIGKILL)
-        assert tracekit.wait(timeout=30) == 128 + signal.SIGTERM
+        assert tracekit.wait(timeout=60) == 128 + signal.SIGTERM
     finally:
         tracekit.kill()
         tracekit.wait()
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_fails_the_run(bench: Path, tmp_path: Path) -> N
 
 
 def wait_for(ask: Callable[[], Any], good: Callable[[Any], Any]) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if (answer := ask()) is not None and good(answer):
             return answer

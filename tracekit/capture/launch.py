@@ -18,6 +18,9 @@ from tracekit.capture.guard import Message
 #: How long killing may take: what hangs in the kernel, or belongs to another user, does not die.
 _KILL_S = 5.0
 
+#: So many looks in a row must find nothing after the guard was killed: one may miss who changes parents meanwhile.
+_LOOKS = 3
+
 
 @dataclass(slots=True)
 class Guard:
@@ -106,8 +109,13 @@ class Guard:
 
     def kill_adopted(self) -> None:
         """Kill what fell to this process because the guard was killed (nothing, normally)."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_KILL_S)  # until it is reaped, what it leaves is on its way from it to this process
         deadline = time.monotonic() + _KILL_S
-        while (left := self._adopted()) and time.monotonic() < deadline:
+        nothing, looks = 0, _LOOKS if self.process.returncode else 1
+        while nothing < looks and time.monotonic() < deadline:
+            left = self._adopted()
+            nothing = 0 if left else nothing + 1
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signals.SIGKILL)
