@@ -11,6 +11,10 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
 
+# No example is held to a time: a busy machine proves nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engines", action="store_true", help="also run the tests that need a real engine installed")
@@ -30,10 +34,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def samples() -> Path:
     return ROOT / "samples"
 
-
-# No example is held to a time: a busy machine proves nothing.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
