@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import polars as pl
 
 from tracekit.frame import EVENTS, Batch, empty
+from tracekit.grouping import counted_by, summed_by
 
 #: Rows of partial counts that are put together at once.
 _PARTIAL_ROWS = 1 << 19
@@ -62,6 +63,25 @@ class _Partial:
         return self.merge(pl.concat(self.parts))
 
 
+@dataclass(slots=True)
+class _HeadGroups:
+    """The groups that heads fall into, found once for all batches of a table of heads."""
+
+    known: dict[tuple[str, ...], tuple[Batch, pl.DataFrame, pl.Series]] = field(default_factory=dict)
+
+    def of(self, batch: Batch, decided: Sequence[str]) -> tuple[pl.DataFrame, pl.Series]:
+        """Return the groups by the columns that heads decide (and their number, ``group``), and each head's."""
+        seen = self.known.get(tuple(decided))
+        if seen is not None and seen[0].heads is batch.heads and seen[0].constants == batch.constants:
+            return seen[1], seen[2]
+        table = Batch(batch.heads.with_row_index("head"), batch.heads, batch.constants)
+        heads = table.frame({c: EVENTS[c] for c in decided})
+        groups = heads.unique(maintain_order=True).with_row_index("group")
+        numbers = heads.join(groups, on=decided, how="left", nulls_equal=True, maintain_order="left")["group"]
+        self.known[tuple(decided)] = Batch(batch.rows.clear(), batch.heads, batch.constants), groups, numbers
+        return groups, numbers
+
+
 def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
     """Count events per group.
 
@@ -77,11 +97,13 @@ def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
     durations.add(empty({c: _type(c) for c in _duration_columns(keys)}))
     steps.add(empty({c: EVENTS[c] for c in (*step_keys, "self_ns")}))
 
+    groups = _HeadGroups()
+
     def add(batch: Batch) -> None:
         kept = _filtered(batch, only)
-        durations.add(_durations(kept, keys))
+        durations.add(_durations(kept, keys, groups))
         if "step" in kept.rows.columns:
-            steps.add(_steps(kept, step_keys))
+            steps.add(_steps(kept, step_keys, groups))
 
     # One thread counts while the next batch is read; no more than two batches wait for it.
     with ThreadPoolExecutor(1) as pool:
@@ -103,52 +125,54 @@ def _filtered(batch: Batch, only: pl.Expr) -> Batch:
     return Batch(batch.rows.filter(kept), batch.heads, batch.constants)
 
 
-def _durations(batch: Batch, keys: Sequence[str]) -> pl.DataFrame:
+def _durations(batch: Batch, keys: Sequence[str], groups: _HeadGroups) -> pl.DataFrame:
     # Ordinals tell per label whether all calls are there: such labels are kept apart until the end.
     ordinals = "call" in batch.rows.columns and batch.rows["call"].null_count() < batch.rows.height
     wanted = list(dict.fromkeys((*keys, "name"))) if ordinals else list(keys)
-    call = pl.col("call") if ordinals else pl.lit(None, dtype=EVENTS["call"])
-    counted = _grouped(
-        batch,
-        wanted,
-        ["dur_ns"],
-        [
+    if ordinals or "self_ns" in batch.rows.columns:
+        if "self_ns" not in batch.rows.columns:
+            batch = replace(batch, rows=batch.rows.with_columns(pl.col("dur_ns").alias("self_ns")))
+        call = pl.col("call") if ordinals else pl.lit(None, dtype=EVENTS["call"])
+        sums = [
             pl.len().cast(pl.UInt64).alias("n"),
             pl.col("self_ns").sum(),
             call.max().cast(EVENTS["call"]).alias("call"),
             call.min().cast(EVENTS["call"]).alias("first_call"),
-        ],
-    )
-    if "name" not in counted.columns:
-        counted = counted.with_columns(pl.lit(None, dtype=EVENTS["name"]).alias("name"))
-    return counted.select(pl.col(c).cast(_type(c)) for c in _duration_columns(keys))
+        ]
+        values = ["self_ns", "call"] if ordinals else ["self_ns"]
+        counted = _grouped(batch, [*wanted, "dur_ns"], groups, values, lambda rows, by: rows.group_by(by).agg(sums))
+    else:
+        counted = _grouped(batch, [*wanted, "dur_ns"], groups, [], counted_by)
+        counted = counted.with_columns((pl.col("dur_ns") * pl.col("n").cast(pl.Int64)).alias("self_ns"))
+    missing = [pl.lit(None).alias(c) for c in _DURATION_COLUMNS if c not in counted.columns]
+    return counted.with_columns(missing).select(pl.col(c).cast(_type(c)) for c in _duration_columns(keys))
 
 
-def _steps(batch: Batch, keys: Sequence[str]) -> pl.DataFrame:
+def _steps(batch: Batch, keys: Sequence[str], groups: _HeadGroups) -> pl.DataFrame:
     known = batch
     if batch.rows["step"].null_count():
         known = Batch(batch.rows.filter(pl.col("step").is_not_null()), batch.heads, batch.constants)
-    # A step has one width: its first row's is as good as a key, and cheaper.
-    once = [c for c in ("tokens",) if c in batch.rows.columns and c in keys]
-    sums = [pl.col("self_ns").sum(), *(pl.col(c).first() for c in once)]
-    counted = _grouped(known, [c for c in keys if c not in once], [], sums)
-    return counted.select(pl.col(c).cast(EVENTS[c]) for c in (*keys, "self_ns"))
+    own = "self_ns" if "self_ns" in batch.rows.columns else "dur_ns"
+    counted = _grouped(known, keys, groups, [own], lambda rows, by: summed_by(rows, by, own))
+    return counted.select(pl.col(c).cast(EVENTS[c]) for c in keys).with_columns(counted[own].alias("self_ns"))
 
 
-def _grouped(batch: Batch, keys: Sequence[str], more: Sequence[str], sums: Sequence[pl.Expr]) -> pl.DataFrame:
-    """Aggregate rows by keys: what a head decides is grouped once per head, rows by that group's number."""
+def _grouped(
+    batch: Batch,
+    keys: Sequence[str],
+    groups: _HeadGroups,
+    values: Sequence[str],
+    aggregate: Callable[[pl.DataFrame, list[str]], pl.DataFrame],
+) -> pl.DataFrame:
+    """Aggregate the values of rows by keys: what a head decides is grouped once per head, rows by its number."""
     own = [c for c in keys if c in batch.rows.columns]
     decided = [c for c in keys if c not in own]
-    table = Batch(batch.heads.with_row_index("head"), batch.heads, batch.constants)
-    heads = table.frame({c: EVENTS[c] for c in decided})
-    groups = heads.unique(maintain_order=True).with_row_index("group")
-    numbers = heads.join(groups, on=decided, how="left", nulls_equal=True, maintain_order="left")["group"]
-    asked = dict.fromkeys(c for e in sums for c in e.meta.root_names())
-    rows = batch.rows.select(*dict.fromkeys((*own, *more, *asked))).with_columns(
+    table, numbers = groups.of(batch, decided)
+    rows = batch.rows.select(*dict.fromkeys((*own, *values))).with_columns(
         numbers.gather(batch.rows["head"]).alias("group")
     )
-    counted = rows.group_by("group", *own, *more).agg(sums)
-    return counted.with_columns(groups[c].gather(counted["group"]) for c in decided)
+    counted = aggregate(rows, ["group", *own])
+    return counted.with_columns(table[c].gather(counted["group"]) for c in decided)
 
 
 def _duration_columns(keys: Sequence[str]) -> list[str]:

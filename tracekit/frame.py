@@ -132,7 +132,8 @@ class Batch:
     """Rows of one dialect and stream, packed: what repeats is kept once.
 
     Attributes:
-        rows: ``head`` (index into `heads`) and the columns that differ from row to row.
+        rows: ``head`` (index into `heads`) and the columns that differ from row to row; without ``self_ns`` nothing
+            nests, and it is ``dur_ns``.
         heads: the columns that a head decides.
         constants: the columns that are the same for all rows.
     """
@@ -151,6 +152,8 @@ class Batch:
             return self.rows[name].cast(dtype)
         if name in self.heads.columns:
             return self.heads[name].gather(self.rows["head"])
+        if name == "self_ns" and "dur_ns" in self.rows.columns:
+            return self.rows["dur_ns"].cast(dtype).alias(name)
         value = self.constants.get(name)
         return pl.repeat(value, self.rows.height, dtype=dtype, eager=True).alias(name)
 

@@ -46,6 +46,7 @@ class LogReading:
     labels: list[pl.DataFrame] = field(default_factory=list)
     checked: list[tuple[str, checks.Finding]] = field(default_factory=list)
     graphs: dict[str, "_Graph"] = field(default_factory=dict)
+    named: dict[str, pl.DataFrame] = field(default_factory=dict)
     rows: int = 0
 
     def __post_init__(self) -> None:
@@ -96,9 +97,7 @@ class LogReading:
         for dialect in self.dialects:
             if dialect.passes == "layers" and (dialect.name in found or dialect.name in self.graphs):
                 graph = self.graphs.setdefault(dialect.name, _Graph())
-                heads = self.reader.heads[dialect.name].table
-                assert heads is not None
-                found[dialect.name] = graph.settle(found.get(dialect.name), heads, last=last)
+                found[dialect.name] = graph.settle(found.get(dialect.name), self._heads(dialect.name), last=last)
         return {name: rows for name, rows in found.items() if rows.height}
 
     def _events(self, found: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
@@ -150,9 +149,12 @@ class LogReading:
         self.steps = pl.concat([self.steps, conform(steps, STEPS)])
 
     def _head(self, name: str, column: str) -> pl.Series:
+        return self._heads(name)[column]
+
+    def _heads(self, name: str) -> pl.DataFrame:
         heads = self.reader.heads[name].table
         assert heads is not None
-        return heads[column]
+        return heads
 
     def _regions(self, name: str, rows: pl.DataFrame) -> pl.DataFrame:
         """Add kind, run, depth and self time: regions nest within a process's run, and samples do not nest."""
@@ -168,9 +170,7 @@ class LogReading:
             nesting = nest(classes[mine], dur_ns[mine])
             depth[mine], self_ns[mine] = nesting.depth, nesting.self_ns
         self._check_ordinals(name, rows)
-        heads = self.reader.heads[name].table
-        assert heads is not None
-        return vllm.steps(rows.drop("repeated"), heads).with_columns(
+        return vllm.steps(rows.drop("repeated"), self._heads(name)).with_columns(
             pl.Series("depth", depth), pl.Series("self_ns", pl.Series(self_ns).set(~pl.Series(is_event), None))
         )
 
@@ -217,8 +217,7 @@ class LogReading:
 
     def _counts(self, name: str, sums: pl.DataFrame) -> pl.DataFrame:
         """Return name, calls, forward, shaped of the first rank's summary: what a skip is solved from."""
-        heads = self.reader.heads[name].table
-        assert heads is not None
+        heads = self._heads(name)
         forward = [r.name for r in rules.regions()].index("forward")
         marks = heads.select("name", "rank", pl.Series("forward", region_classes(heads["name"]) == forward))
         rows = sums.select("calls", *(marks[c].gather(sums["head"]).alias(c) for c in marks.columns))
@@ -253,18 +252,13 @@ class LogReading:
         return batches
 
     def _batch(self, dialect: Dialect, rows: pl.DataFrame) -> Batch:
-        heads = self.reader.heads[dialect.name].table
-        assert heads is not None
+        heads = self._named_heads(dialect)
         if "exact_ns" in rows.columns:
             rows = rows.with_columns(pl.coalesce("exact_ns", "dur_ns").alias("dur_ns"))
-        if "self_ns" not in rows.columns and dialect.kind == "event":
-            rows = rows.with_columns(pl.col("dur_ns").alias("self_ns"))
         if "pid" in rows.columns:
             own = [pl.col(c) for c in ("own_pid",) if c in rows.columns]
-            told = heads["label_pid"].gather(rows["head"]).alias("label_pid")
+            told = heads["pid"].gather(rows["head"]).alias("told_pid")
             rows = rows.with_columns(pl.coalesce(*own, pl.col("pid"), told).alias("pid"))
-        else:
-            heads = heads.rename({"label_pid": "pid"})
         constants: dict[str, str | int | bool] = {
             "dialect": dialect.name,
             "stream": self.stream.path,
@@ -275,13 +269,21 @@ class LogReading:
             "recovered": False,
             "layer_inferred": False,
         }
-        if dialect.process:
-            heads = heads.with_columns(self._worker(dialect).cast(pl.Categorical()).alias("worker"))
-            if "own_pid" in rows.columns:  # printed behind the head, by some instruments of a dialect
-                rows = rows.with_columns(self._own_worker(heads["worker"].gather(rows["head"])).alias("worker"))
-        else:
+        if not dialect.process:
             constants["worker"] = self.stream.worker
+        elif "own_pid" in rows.columns:  # printed behind the head, by some instruments of a dialect
+            rows = rows.with_columns(self._own_worker(heads["worker"].gather(rows["head"])).alias("worker"))
         return Batch(rows, heads, constants)
+
+    def _named_heads(self, dialect: Dialect) -> pl.DataFrame:
+        """Return the table of heads with the process that each stands for: one object until heads are added."""
+        table, named = self._heads(dialect.name), self.named.get(dialect.name)
+        if named is None or named.height < table.height:
+            named = table.rename({"label_pid": "pid"})
+            if dialect.process:
+                named = named.with_columns(self._worker(dialect).cast(pl.Categorical()).alias("worker"))
+            self.named[dialect.name] = named
+        return named
 
     def _worker(self, dialect: Dialect) -> pl.Expr:
         """Name the process that a head's rank or device stands for; with several logs, the log's name before it."""

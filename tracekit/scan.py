@@ -22,8 +22,11 @@ MAX_HEAD = 512
 #: Bytes of a head that are fetched at once.
 _STRIDE = 64
 
-#: Bytes that may be looked at beyond a block's ends.
+#: Bytes that may be looked at beyond the ends of a piece.
 PAD = _STRIDE
+
+#: Bytes that are worked on at once: what is made of them stays in a core's cache (measured: half the time of 2 MiB).
+_PIECE = 1 << 19
 
 #: What to keep of a stride when a number of its bytes is wanted.
 _KEPT = np.ascontiguousarray(np.where(np.arange(_STRIDE) < np.arange(_STRIDE + 1)[:, None], 0xFF, 0).astype(np.uint8))
@@ -93,6 +96,20 @@ def scan(data: bytes, marker: bytes, cut: bytes) -> Scan:
         marker: at least eight bytes.
         cut: at most eight bytes.
     """
+    found, start, lines = [], 0, 0
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + _PIECE) + 1 or data.index(b"\n", start) + 1
+        piece = _scan(memoryview(data)[start:end], marker, cut)
+        # The places of a piece become those of the block.
+        for places, offset in ((piece.starts, start), (piece.ends, start), (piece.heads, start), (piece.rows, lines)):
+            places += offset
+        lines += len(piece.ends)
+        found.append(piece)
+        start = end
+    return Scan(*(np.concatenate([getattr(piece, column) for piece in found]) for column in Scan.__slots__))
+
+
+def _scan(data: memoryview, marker: bytes, cut: bytes) -> Scan:
     padded = b"".join((bytes(PAD), data, bytes(PAD)))
     octets = np.frombuffer(padded, np.uint8)
     words = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))

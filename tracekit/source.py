@@ -136,7 +136,7 @@ class Source:
                 kept.append(data)
                 continue
             end = end or len(data)
-            yield b"".join((*kept, data[:end]))
+            yield b"".join((*kept, memoryview(data)[:end]))
             kept = [data[end:]] if end < len(data) else []
         if rest := b"".join(kept):
             yield rest
