@@ -68,6 +68,15 @@ class Notice:
     meaning: str
 
 
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """An operation that is several ones elsewhere: `op` and `name` are patterns of its parts."""
+
+    new: str
+    op: str
+    name: str
+
+
 @cache
 def layer_rules() -> tuple[LayerRule, ...]:
     """Return the layer patterns, the first that matches first."""
@@ -144,6 +153,16 @@ def notices() -> tuple[Notice, ...]:
     for notice in found:
         if notice.severity not in ("fault", "note") or re.compile(notice.pattern).groups > 1:
             raise _bad(name, f"notice {notice.pattern!r}: severity must be fault or note, and at most one group")
+    return found
+
+
+@cache
+def renames() -> tuple[Rename, ...]:
+    """Return the fused operations and their parts, the first that matches first."""
+    name = "renames.toml"
+    found = tuple(_build(Rename, name, row) for row in _read(name)["rename"])
+    if doubled := {r.new for r in found if sum(o.new == r.new for o in found) > 1}:
+        raise _bad(name, f"{', '.join(sorted(doubled))} is named twice")
     return found
 
 

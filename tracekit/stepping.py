@@ -60,7 +60,7 @@ def steps(run: Readable, *, where: Sequence[str] = ()) -> pl.DataFrame:
         )
     )
     both = pl.concat(_once(conform(counted, STEPS), run.printed_steps.filter(_on(only))))
-    return _mark(both.sort(natural("worker"), "run", "step"))
+    return mark(both.sort(natural("worker"), "run", "step"))
 
 
 def _once(counted: pl.DataFrame, printed: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -98,7 +98,12 @@ def _spent(batch: Batch, only: pl.Expr) -> pl.DataFrame:
     return frame.group_by(*_KEYS, "category").agg(pl.col("self_ns").sum(), pl.col("line").min())
 
 
-def _mark(frame: pl.DataFrame) -> pl.DataFrame:
+def mark(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add ``stands_out`` to steps: see `steps`.
+
+    Args:
+        frame: stream, worker, run, phase, dur_ns.
+    """
     groups = ["stream", "worker", "run", "phase"]
     middle = pl.col("dur_ns").median().over(groups)
     off = (pl.col("dur_ns") - middle).abs()

@@ -20,6 +20,8 @@ COMMANDS: tuple[str, ...] = (
     "layers",
     "steps",
     "budget",
+    "diff",
+    "balance",
     "record",
     "convert",
     "open",

@@ -182,10 +182,29 @@ def tell_ledger(run: "Run", how: str, *, strict: bool) -> None:
         NothingRecognisedError: no record at all was found.
         CoverageError: `strict`, and there are faults.
     """
-    from tracekit.table import ledger_json, ledger_text
-
     run.require_records()
-    ledger = ledger_json(run.coverage.collect(), run.findings.collect())
+    tell([run], how, strict=strict)
+
+
+def ledger_of(runs: Sequence["Run"]) -> dict[str, Any]:
+    """Return the coverage of several readings as one ledger."""
+    import polars as pl
+
+    from tracekit.table import ledger_json
+
+    coverage = pl.concat([r.coverage.collect() for r in runs])
+    return ledger_json(coverage, pl.concat([r.findings.collect() for r in runs]))
+
+
+def tell(runs: Sequence["Run"], how: str, *, strict: bool) -> None:
+    """Tell what was read by several readings: see `tell_ledger`.
+
+    Raises:
+        CoverageError: `strict`, and there are faults.
+    """
+    from tracekit.table import ledger_text
+
+    ledger = ledger_of(runs)
     if how == "json":
         click.echo(json.dumps(ledger), err=True)
     elif how == "text":

@@ -1,0 +1,68 @@
+"""``tracekit balance``: workers or ranks side by side."""
+
+from collections.abc import Sequence
+
+import click
+
+from tracekit.cli import options
+
+_MANY = 25
+
+
+@click.command("balance")
+@options.logs
+@click.option(
+    "--by",
+    default="op",
+    show_default=True,
+    metavar="COLUMN[,COLUMN...]",
+    help="What labels are made of: op, name, category, layer, shape, dialect, phase, tokens.",
+)
+@click.option(
+    "--topology",
+    type=click.Choice(["pipeline", "parallel"]),
+    help="How workers share a step: pipeline (in turn; default for ggml) or parallel (the slowest sets the pace).",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=f"Show N rows a table, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
+)
+@options.filters
+@options.selection
+@options.output(("table", "markdown", "csv", "json", "jsonl"))
+def command(
+    log: Sequence[str],
+    workers: Sequence[str],
+    strict: bool,  # noqa: FBT001
+    by: str,
+    topology: str | None,
+    limit: int | None,
+    where: Sequence[str],
+    phase: str | None,
+    chosen: str | None,
+    skip: int,
+    form: str,
+    target: str | None,
+    ledger: str,
+) -> None:
+    """Set the workers or ranks in LOGs side by side, step by step: spread, slowest, wait, missing calls.
+
+    For ranks that run side by side (tensor parallel): the slowest sets the pace, and the table tells what the others
+    would wait for it per label. Workers of a pipeline run in turn, where unlike times mean something else: it says so.
+
+    \b
+    Example:
+      tracekit balance vllm.log --phase decode --skip-steps 1
+      tracekit balance rank*.log --by category --format json
+    """
+    from tracekit.balance import balance, render
+
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
+    run.require_records()
+    found = balance(run, [c.strip() for c in by.split(",") if c.strip()], where=where, arrangement=topology)
+    if limit is None and form in ("table", "markdown"):
+        limit = _MANY
+    options.deliver(render(found, options.ledger_of([run]), form, limit or None), target)
+    options.tell_ledger(run, ledger, strict=strict)
