@@ -19,7 +19,7 @@ from tracekit.diff.costs import RunCosts, costs, dense
 from tracekit.errors import TracekitError, UsageError
 from tracekit.reading import Run
 from tracekit.table import CLOCKS, DIAGNOSTIC, counts_text, ms
-from tracekit.topology import Topology, topology
+from tracekit.topology import Topology
 
 FORMATS = ("table", "markdown", "csv", "json", "jsonl")
 
@@ -84,7 +84,7 @@ def balance(
     if unfit := [c for c in by if c in _APART]:
         fit = ", ".join(c for c in GROUPS if c not in _APART)
         raise UsageError(f"workers cannot be compared by {unfit[0]}, which tells them or their steps apart; take {fit}")
-    found = costs(run, run.label, by, where)
+    found = costs(run, run.label, by, where, arrangement)
     several = [one for one in found if one.counts.height > 1]
     if not several:
         seen = sorted({w for one in found for w in one.workers})
@@ -92,7 +92,7 @@ def balance(
             f"there is nothing to balance: {'only ' + ', '.join(seen) if seen else 'no worker'} has cost in what was "
             "selected; give the logs of all workers or ranks"
         )
-    return [_balance(one, by, topology(one.family, arrangement)) for one in several]
+    return [_balance(one, by, one.topology) for one in several]
 
 
 def _balance(run: RunCosts, by: tuple[str, ...], how: Topology) -> Balance:

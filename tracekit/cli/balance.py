@@ -21,7 +21,8 @@ _MANY = 25
 @click.option(
     "--topology",
     type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (in turn; default for ggml) or parallel (the slowest sets the pace).",
+    help="How workers share a step: pipeline (in turn; default for ggml) or parallel (the slowest sets the pace). "
+    "A capture says it by itself.",
 )
 @click.option(
     "--limit",

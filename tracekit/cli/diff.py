@@ -65,7 +65,8 @@ _MANY = 25
 @click.option(
     "--topology",
     type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (times add; default for ggml) or parallel (their mean is compared).",
+    help="How workers share a step: pipeline (times add; default for ggml) or parallel (their mean is compared). "
+    "A capture says it by itself.",
 )
 @click.option(
     "--limit",
@@ -166,11 +167,8 @@ def _repeats(given: str) -> list[str]:
 
 
 def _open(path: str, target: str | None, phase: str | None, chosen: str | None, skip: int) -> "Repeat":
-    """Open one run; of a pair of captures the timed one."""
-    from tracekit.capture.pair import FILE
+    """Open one run."""
     from tracekit.diff.comparison import Repeat
-    from tracekit.manifest import load
 
-    folder = Path(path) / "timed" if (Path(path) / FILE).is_file() else Path(path)
-    run = options.open_run([str(folder)], (), target, phase=phase, chosen=chosen, skip=skip)
-    return Repeat(path.rstrip("/") or path, run, load(folder) if folder.is_dir() else None)
+    run = options.open_run([path], (), target, phase=phase, chosen=chosen, skip=skip)
+    return Repeat(path.rstrip("/") or path, run)

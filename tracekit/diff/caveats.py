@@ -52,6 +52,7 @@ def _kinds(a: Sequence[RunCosts], b: Sequence[RunCosts]) -> Iterator[Caveat]:
         ("engines", "engines differ", lambda r: r.family),
         ("clocks", "clocks differ, so the times do not mean the same", lambda r: r.clock),
         ("basis", "what the numbers rest on differs", lambda r: r.basis),
+        ("topology", "how workers share a step differs (--topology)", lambda r: r.topology),
         ("per", "what is compared differs", lambda r: f"a {r.per}"),
     ):
         left, right = (sorted({of(r) for r in side}) for side in (a, b))

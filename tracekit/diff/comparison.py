@@ -16,7 +16,7 @@ from tracekit.diff.pairing import Pair, by_rules, check_pairs, renamed, worker_n
 from tracekit.errors import TracekitError, UsageError
 from tracekit.manifest import Manifest
 from tracekit.reading import Run
-from tracekit.topology import Topology, topology
+from tracekit.topology import Topology
 
 #: What buckets can be made of: what stands for the same thing in two runs.
 GROUPS = ("op", "name", "category", "layer", "worker", "rank", "shape", "device", "dialect", "phase", "tokens")
@@ -40,7 +40,7 @@ class Settings:
         center: a run's mean over its steps, or its median.
         min_effect: the smallest relative difference that matters.
         run_sd: relative deviation between runs, assumed for a side that has one.
-        arrangement: how workers share a step; by family, if not given.
+        arrangement: how workers share a step; if not given, as a capture says, else by family.
         pairs, renames: buckets that bear another name in B; whether `rules.renames` is used.
     """
 
@@ -56,11 +56,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """One run of a side: what it is called, its logs, and its manifest if it is a capture."""
+    """One run of a side: what it is called, and its logs."""
 
     label: str
     run: Run
-    manifest: Manifest | None = None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest, if the logs belong to a capture whose manifest can be read."""
+        return next((c.manifest for c in self.run.captures if c.manifest is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,9 @@ def diff(a: Sequence[Repeat], b: Sequence[Repeat], settings: Settings) -> list[C
             f"runs cannot be compared by {unfit[0]}, it is not the same in two; choose {', '.join(GROUPS)}"
         )
     same_log = list(_same_logs(a, b))
-    sides = [[c for r in side for c in costs(r.run, r.label, by, settings.where)] for side in (a, b)]
+    sides = [
+        [c for r in side for c in costs(r.run, r.label, by, settings.where, settings.arrangement)] for side in (a, b)
+    ]
     found = []
     for left, right in _matched(*sides):
         told = (*same_log, *caveats.of_manifests([r.manifest for r in a], [r.manifest for r in b]))
@@ -199,8 +205,8 @@ def _compare(
     if min(len(a), len(b)) == 1 and "unclear" in {*rows["verdict"], *total["verdict"]}:
         notes.append(Caveat("repeats", "repeats of both sides (--a, --b; three or more each) would settle more of it"))
     return Comparison(
-        _side(a, settings),
-        _side(b, settings),
+        _side(a),
+        _side(b),
         by,
         per,
         settings,
@@ -212,12 +218,12 @@ def _compare(
     )
 
 
-def _side(runs: Sequence[RunCosts], settings: Settings) -> Side:
+def _side(runs: Sequence[RunCosts]) -> Side:
     label = runs[0].label if len(runs) == 1 else f"{runs[0].label} and {len(runs) - 1} more"
     basis = "+".join(sorted({r.basis for r in runs}))
     steps = max((int(n) for r in runs if r.per == "step" for n in r.counts["steps"]), default=0)
-    workers, how = max(r.counts.height for r in runs), topology(runs[0].family, settings.arrangement)
-    return Side(label, runs[0].family, runs[0].clock, basis, len(runs), steps, workers, how)
+    workers = max(r.counts.height for r in runs)
+    return Side(label, runs[0].family, runs[0].clock, basis, len(runs), steps, workers, runs[0].topology)
 
 
 def _same_names(
@@ -285,12 +291,8 @@ class _Both:
 
     def _sides(self, keys: Sequence[str]) -> tuple[list[pl.DataFrame], list[pl.DataFrame]]:
         return tuple(  # type: ignore[return-value]
-            [_all(r).values(keys, r.weight(self._how(r), self.by), self.settings.center) for r in side]
-            for side in (self.a, self.b)
+            [_all(r).values(keys, r.weight(self.by), self.settings.center) for r in side] for side in (self.a, self.b)
         )
-
-    def _how(self, run: RunCosts) -> Topology:
-        return topology(run.family, self.settings.arrangement)
 
     def _whole(self, keys: Sequence[str]) -> pl.DataFrame:
         """Return the keys, per_step_a_ns, per_step_b_ns in whole nanoseconds."""

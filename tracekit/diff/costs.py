@@ -20,7 +20,7 @@ from tracekit.enrich import label_self_ns, region_classes
 from tracekit.frame import EVENTS, empty
 from tracekit.reading import Run
 from tracekit.stepping import mark, suggest_skip
-from tracekit.topology import Topology
+from tracekit.topology import Topology, topology
 
 Center = Literal["mean", "median"]
 Per = Literal["step", "call"]
@@ -53,6 +53,7 @@ class RunCosts:
         idle_ns: waits, which are not compared.
         outside_ns: cost outside of any step, which is not compared.
         notes: why a number may not be what it seems.
+        topology: how the workers share a step.
     """
 
     label: str
@@ -68,15 +69,16 @@ class RunCosts:
     idle_ns: int = 0
     outside_ns: int = 0
     notes: tuple[str, ...] = field(default=())
+    topology: Topology = "pipeline"
 
     @property
     def workers(self) -> list[str]:
         """The workers in natural order."""
         return self.counts.sort(natural("worker"))["worker"].to_list()
 
-    def weight(self, how: Topology, by: Sequence[str]) -> float:
+    def weight(self, by: Sequence[str]) -> float:
         """Return what a worker's time counts: all of it in a pipeline or on its own row, else its part of the mean."""
-        apart = how == "pipeline" or bool({"worker", "rank", "stream", "device"} & set(by))
+        apart = self.topology == "pipeline" or bool({"worker", "rank", "stream", "device"} & set(by))
         return 1.0 if apart else 1 / max(1, self.counts.height)
 
     def values(self, keys: Sequence[str], weight: float, center: Center) -> pl.DataFrame:
@@ -128,13 +130,15 @@ def dense(
     return table
 
 
-def costs(run: Run, label: str, by: Sequence[str], where: Sequence[str]) -> list[RunCosts]:
+def costs(
+    run: Run, label: str, by: Sequence[str], where: Sequence[str], arrangement: str | None = None
+) -> list[RunCosts]:
     """Return what was measured, per run in the logs, family and clock.
 
     Args:
         run: logs of one repeat, or of several that were appended: each is a run of its own.
         label: what the logs are called.
-        by, where: as in `bucketing.buckets`.
+        by, where, arrangement: as in `bucketing.buckets`.
     """
     only = condition(where)
     cells, steps, seen = _pass(run, by, only)
@@ -156,7 +160,7 @@ def costs(run: Run, label: str, by: Sequence[str], where: Sequence[str]) -> list
     if run.selection is None:  # what belongs to no known step was not selected
         known = {(c.family, c.clock) for c in found}
         found += _without_steps(run, label, by, where, cells, known)
-    return found
+    return [replace(one, topology=topology(one.family, arrangement or run.topology)) for one in found]
 
 
 _NO_COUNTS = pl.DataFrame(schema={"worker": pl.String, "steps": pl.UInt32})
