@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -269,13 +270,24 @@ def test_a_full_disk_stops_the_capture_and_not_the_program(tmp_path: Path) -> No
         assert whole.startswith(data)
         assert log.bytes + log.uncaptured_bytes == len(whole)
         assert run.stdout.encode() == whole
+        shutil.rmtree(small / "cap")
+        timed = _flood_into(small, tmp_path, "timed", "ggml", 100_000, "--preset", "ggml-sycl", "--no-check")
+        assert timed.returncode == 0
+        found = manifest.load(small / "timed")
+        assert found is not None
+        log = found.processes[0].logs[1]
+        assert log.uncaptured_bytes > 0
+        # What is counted is what the log holds.
+        assert log.timing_lines == (small / "timed" / log.file).read_bytes().count(b"[SYCL_OP_TIMING]")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def _flood_into(small: Path, outside: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tracekit", "run", "-o", str(small / "cap")]
-    command += ["--", sys.executable, str(TALKER), "flood", "200000"]
+def _flood_into(
+    small: Path, outside: Path, name: str = "cap", act: str = "flood", lines: int = 200_000, *options: str
+) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tracekit", "run", "-o", str(small / name), *options]
+    command += ["--", sys.executable, str(TALKER), act, str(lines)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL, cwd=outside
     )
@@ -336,6 +348,7 @@ def test_a_read_only_place_is_said_in_one_sentence(tmp_path: Path) -> None:
         (("-o", "cap", "--name", "a/b", "--", "true"), 2, "cannot name a log file"),
         (("-o", "cap", "--workers", "2", "--", "true"), 2, "is for topologies"),
         (("-o", "cap", "--pair", "--", "true"), 2, "--pair needs a --preset"),
+        (("-o", "cap", "--json", "--", "true"), 2, "--json goes with --list-presets"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_made(

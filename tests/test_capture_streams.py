@@ -215,6 +215,10 @@ def test_a_reader_that_takes_nothing_does_not_hold_the_program_up(
     os.close(write)
 
 
+def test_what_tracekit_says_does_not_stand_behind_an_open_line(capture: Run) -> None:
+    assert b"op=MUL\ntracekit: failed" in capture("die", 9).stderr
+
+
 def test_closed_descriptors_are_not_taken_by_logs(tmp_path: Path) -> None:
     script = f"exec {sys.executable} -m tracekit run -o {tmp_path}/cap -- {sys.executable} {TALKER} ggml 5 <&- >&- 2>&-"
     done = subprocess.run(["sh", "-c", script], timeout=60, check=False)

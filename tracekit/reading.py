@@ -258,6 +258,8 @@ class Run:
         also = ""
         if outcome.other_markers:
             also = "; it does bear lines that no dialect reads yet: " + ", ".join(outcome.other_markers)
+        if any(one.manifest is not None and not one.manifest.presets for one in self.captures):
+            also += "; the capture was made without --preset, so nothing switched timing on"
         raise NothingRecognisedError(
             f"{self.label}: no timing record found (looked for {looked}){also}; "
             "`tracekit formats` tells what switches each on"

@@ -206,7 +206,7 @@ class Conductor:
             program.facts.mapped = sorted(program.mapped)
             for log, output in zip(program.facts.logs, program.outputs, strict=True):
                 log.bytes, log.lines = output.byte_count, output.line_count
-                log.timing_lines = sum(output.watch.marked.values())
+                log.timing_lines = self._timing_lines(output)
                 log.uncaptured_bytes = output.uncaptured_bytes
         mapped = sorted({path for p in self.programs for path in p.mapped})
         # Hashing gigabytes of libraries takes its time: whoever interrupts twice does not want to wait for it.
@@ -218,6 +218,16 @@ class Conductor:
         record.outcome = outcome
         folders.release(self.folder)
         self._save()
+
+    def _timing_lines(self, output: Output) -> int:
+        """Return the markers in a log: those that passed, if all of it was stored."""
+        passed = output.watch.marked
+        if not self.tee.stopped:
+            return sum(passed.values())
+        from tracekit.source import Source, Stream
+
+        stored = Source(Stream(str(output.log), output.process)).blocks()
+        return sum(block.data.count(marker) for block in stored for marker in passed)
 
     def _remark_silence(self) -> None:
         if self.settings.role == "clean" or (self.verdict and self.verdict.name in ("failed", "blocked")):

@@ -33,6 +33,7 @@ class Display:
     _ended: bool = False
     _thread: threading.Thread | None = None
     _limit: int = PIPE_BYTES
+    _open_line: bool = False
 
     def start(self) -> None:
         """Begin to show."""
@@ -53,7 +54,7 @@ class Display:
             self._change.notify()
 
     def finish(self) -> None:
-        """Show what is left, as long as the reader takes any of it."""
+        """Show what is left, as long as the reader takes any of it; a last line of `err` that has no end gets one."""
         with self._change:
             self._ended = True
             self._change.notify()
@@ -73,14 +74,22 @@ class Display:
                 while not self._queue and not self._ended:
                     self._change.wait()
                 if not self._queue:
-                    return
+                    break
                 target, data = self._queue.popleft()
                 self._waiting_bytes -= len(data)
-            try:
-                self._write(target, data)
-            except OSError:  # nobody reads any more
-                self.closed = True
+            if target == self.err:
+                self._open_line = not data.endswith(b"\n")
+            self._try_to_write(target, data)
+            if self.closed:
                 return
+        if self._open_line:  # what tracekit says next must not stand behind it
+            self._try_to_write(self.err, b"\n")
+
+    def _try_to_write(self, target: int, data: bytes) -> None:
+        try:
+            self._write(target, data)
+        except OSError:  # nobody reads any more
+            self.closed = True
 
     def _write(self, target: int, data: bytes) -> None:
         rest = memoryview(data)

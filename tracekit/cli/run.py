@@ -98,6 +98,8 @@ def command(command: Sequence[str], **given: Any) -> int | None:
     if given["list_presets"]:
         click.echo(_presets_json() if given["as_json"] else _presets_text())
         return None
+    if given["as_json"]:
+        raise click.UsageError("--json goes with --list-presets; how a run went stands in its manifest.json")
     if not given["output"]:
         raise click.UsageError("give the capture directory to make: -o DIR")
     _fill_closed_descriptors()
@@ -120,6 +122,8 @@ def _run(command: tuple[str, ...], given: dict[str, Any]) -> int:
             _report(folder / str(run.role), run)
         if len(runs) > 1:
             _say(f"next: tracekit budget {folder}")
+        else:
+            _say("the timed run is left out, since the clean one did not end well")
         return _status(runs[-1])
     folder, done = capture.run(
         plan, folder, settings, chosen, stamp=given["stamp"], display=_display(given), notify=_say
