@@ -22,6 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    unseen = pytest.mark.skip(reason="needs headless Chromium: name it in TRACEKIT_CHROMIUM, see docs/testing.md")
+    for item in items:
+        if "browser" in item.keywords and not os.environ.get("TRACEKIT_CHROMIUM"):
+            item.add_marker(unseen)
     if config.getoption("--engines"):
         return
     skip = pytest.mark.skip(reason="needs a real engine (a big install): run with --engines, see docs/testing.md")

@@ -72,6 +72,16 @@ class Selection:
             raise UsageError(f"--steps {chosen}: expected A:B, as in 10:20")
         return cls(phase, max(int(start or 0), skip), int(stop) if stop else None)
 
+    @property
+    def said(self) -> str:
+        """The selection in words.
+
+        >>> Selection("decode", 1).said
+        'phase decode, steps 1:'
+        """
+        steps = f"steps {self.first}:{'' if self.last is None else self.last}"
+        return steps if self.phase is None else f"phase {self.phase}, {steps}"
+
     def mask(self, batch: Batch) -> pl.Series:
         """Return which rows are wanted."""
         frame = batch.frame({c: EVENTS[c] for c in ("step", "phase")})

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from tabulate import tabulate
 
 from tracekit.bucketing import NUMBERS, Table
 from tracekit.budget import Budget, sentences
 from tracekit.frame import COVERAGE
+from tracekit.grid import Grid
 from tracekit.layering import LayerTable
 
 FORMATS = ("table", "markdown", "csv", "json", "jsonl", "parquet")
@@ -95,6 +95,14 @@ def flat(tables: Sequence[Table], limit: int | None) -> pl.DataFrame:
 
 def text(table: Table, limit: int | None, *, markdown: bool) -> str:
     """Return one table for people: heading, rows, total, notes."""
+    grid = top_grid(table, limit)
+    lines = [f"### {grid.heading}\n" if markdown else grid.heading, grid.body(markdown=markdown), ""]
+    lines += [f"{'- ' if markdown else ''}{line}" for line in grid.footer]
+    return "\n".join(lines) + "\n"
+
+
+def top_grid(table: Table, limit: int | None) -> Grid:
+    """Return one table as words."""
     shown = table.frame if limit is None else table.frame.head(limit)
     sampled = shown["samples"].null_count() < shown.height
     headers = [*table.by, *(["basis"] if set(shown["basis"]) != {"events"} else []), "calls"]
@@ -111,18 +119,11 @@ def text(table: Table, limit: int | None, *, markdown: bool) -> str:
         "max us",
     ]
     rows = [_cells(row, table, headers) for row in shown.iter_rows(named=True)]
-    align = ["left" if h in (*table.by, "basis") else "right" for h in headers]
-    body = tabulate(
-        rows,
-        headers,
-        tablefmt="pipe" if markdown else "simple",
-        disable_numparse=True,
-        colalign=align if rows else None,
-    )
-    heading = f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC})"
-    lines = [f"### {heading}\n" if markdown else heading, body, ""]
-    lines += [f"{'- ' if markdown else ''}{line}" for line in _footer(table, shown.height)]
-    return "\n".join(lines) + "\n"
+    return Grid(_heading(table), headers, rows, (*table.by, "basis"), _footer(table, shown.height))
+
+
+def _heading(table: Table | LayerTable) -> str:
+    return f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC})"
 
 
 def _cells(row: Mapping[str, Any], table: Table, headers: Sequence[str]) -> list[str]:
@@ -184,6 +185,12 @@ def render_layers(tables: Sequence[LayerTable], ledger: Mapping[str, Any], form:
 
 def layers_text(table: LayerTable, *, markdown: bool) -> str:
     """Return one layer table for people, in ms, with a total per row and column and marks."""
+    grid = layers_grid(table)
+    return f"{'### ' if markdown else ''}{grid.heading}\n{chr(10) if markdown else ''}{grid.body(markdown=markdown)}\n"
+
+
+def layers_grid(table: LayerTable) -> Grid:
+    """Return one layer table as words."""
     rows = []
     for row in table.frame.iter_rows(named=True):
         mark = "" if row["stands_out"] is None else f"* {row['stands_out']:.2f} x its neighbours"
@@ -192,10 +199,7 @@ def layers_text(table: LayerTable, *, markdown: bool) -> str:
     sums = [ms(int(table.frame[c].sum())) for c in (*table.columns, "total_ns")]
     rows.append(["total", *sums, ""])
     headers = ["layer", *(f"{c} ms" for c in table.columns), "total ms", "stands out"]
-    align = ["right"] * (len(headers) - 1) + ["left"]
-    body = tabulate(rows, headers, tablefmt="pipe" if markdown else "simple", disable_numparse=True, colalign=align)
-    heading = f"{table.family}, {CLOCKS.get(table.clock, table.clock)} ({DIAGNOSTIC}): self time per layer"
-    return f"{'### ' if markdown else ''}{heading}\n{chr(10) if markdown else ''}{body}\n"
+    return Grid(f"{_heading(table)}: self time per layer", headers, rows, ["stands out"], sums=1)
 
 
 def render_steps(steps: pl.DataFrame, ledger: Mapping[str, Any], form: str, limit: int | None) -> str | bytes:
@@ -209,22 +213,19 @@ def render_steps(steps: pl.DataFrame, ledger: Mapping[str, Any], form: str, limi
             shown = shown.with_columns(pl.Series("categories", packed, dtype=pl.String))
         return _data(shown.with_columns(pl.col(pl.Categorical()).cast(pl.String)), form)
     markdown = form == "markdown"
-    rows = [_step_cells(row) for row in shown.iter_rows(named=True)]
-    headers = ["worker", "run", "step", "phase", "tokens", "ms", "stands out", "share of self time"]
-    align = ["left", "right", "right", "left", "right", "right", "left", "left"]
-    body = tabulate(
-        rows,
-        headers,
-        tablefmt="pipe" if markdown else "simple",
-        disable_numparse=True,
-        colalign=align if rows else None,
-    )
-    lines = [body, ""]
+    lines = [steps_grid(shown).body(markdown=markdown), ""]
     if steps.height > shown.height:
         lines.append(f"{steps.height - shown.height} more steps (--limit 0 shows all)")
     if steps.is_empty():
         lines.append("no step was found")
     return "\n".join([*lines, counts_text(ledger, markdown=markdown)])
+
+
+def steps_grid(steps: pl.DataFrame) -> Grid:
+    """Return steps as words."""
+    headers = ["worker", "run", "step", "phase", "tokens", "ms", "stands out", "share of self time"]
+    rows = [_step_cells(row) for row in steps.iter_rows(named=True)]
+    return Grid("model passes", headers, rows, ["worker", "phase", "stands out", "share of self time"])
 
 
 def _step_cells(row: Mapping[str, Any]) -> list[str]:
@@ -247,6 +248,14 @@ def render_budgets(budgets: Sequence[Budget], ledger: Mapping[str, Any], form: s
 
 def budget_text(budget: Budget, *, markdown: bool) -> str:
     """Return one budget for people: categories down, workers across, in ms per step, the remainder as a row."""
+    grid = budget_grid(budget)
+    said = "".join(f"{'- ' if markdown else ''}{line}\n" for line in grid.footer)
+    heading = f"{'### ' if markdown else ''}{grid.heading}\n{chr(10) if markdown else ''}"
+    return f"{heading}{grid.body(markdown=markdown)}\n\n{said}"
+
+
+def budget_grid(budget: Budget) -> Grid:
+    """Return one budget as words."""
     order = budget.frame.group_by("category").agg(pl.col("per_step_ns").sum())
     names = order.sort("per_step_ns", "category", descending=[True, False])["category"].to_list()
     workers = budget.frame["worker"].cast(pl.String).unique().sort().to_list()
@@ -261,17 +270,8 @@ def budget_text(budget: Budget, *, markdown: bool) -> str:
         blank = ["" for _ in workers]
         rows.append(["outside", *blank, ms(budget.outside_ns), f"{100 * budget.outside_ns / whole:.1f}"])
     headers = ["category", *(f"{w} ms" for w in workers), "ms per step", "share %"]
-    align = ["left"] + ["right"] * (len(headers) - 1)
-    body = tabulate(
-        rows,
-        headers,
-        tablefmt="pipe" if markdown else "simple",
-        disable_numparse=True,
-        colalign=align if rows else None,
-    )
     heading = f"{budget.family}, budget of a step ({budget.topology}; {DIAGNOSTIC})"
-    said = "".join(f"{'- ' if markdown else ''}{line}\n" for line in sentences(budget))
-    return f"{'### ' if markdown else ''}{heading}\n{chr(10) if markdown else ''}{body}\n\n{said}"
+    return Grid(heading, headers, rows, ["category"], sentences(budget), sums=int(budget.outside_ns is not None))
 
 
 def _workers(names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ COMMANDS: tuple[str, ...] = (
     "budget",
     "diff",
     "balance",
+    "report",
     "record",
     "convert",
     "open",

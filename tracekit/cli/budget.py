@@ -55,16 +55,11 @@ def command(
       tracekit budget rpc-b70-*.log --bench bench.json --skip-steps 1
       tracekit budget pair-of-runs
     """
-    from tracekit.bench import decode_tok_s
     from tracekit.budget import budgets
-    from tracekit.errors import TracekitError, UsageError
+    from tracekit.errors import TracekitError
     from tracekit.table import ledger_json, render_budgets
 
-    if tok_s is not None and bench is not None:
-        raise UsageError("--tok-s and --bench are two answers to one question; give one")
-    if tok_s is not None and not 1e-6 <= tok_s <= 1e9:
-        raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
-    speed = decode_tok_s(bench) if bench is not None else tok_s
+    speed = options.throughput(tok_s, bench)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     if speed is None:
         speed = _clean_speed(run.captures)

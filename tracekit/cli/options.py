@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tracekit.errors import CoverageError
+from tracekit.errors import CoverageError, UsageError
 
 if TYPE_CHECKING:
     from tracekit.reading import Run
@@ -133,6 +133,21 @@ def open_run(
     if sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
         run.progress = bar("reading")
     return run
+
+
+def throughput(tok_s: float | None, bench: str | None) -> float | None:
+    """Return the tokens per second that were given, or that a benchmark's file tells.
+
+    Raises:
+        UsageError: both were given, or what was given is no throughput.
+    """
+    from tracekit.bench import decode_tok_s
+
+    if tok_s is not None and bench is not None:
+        raise UsageError("--tok-s and --bench are two answers to one question; give one")
+    if tok_s is not None and not 1e-6 <= tok_s <= 1e9:
+        raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
+    return decode_tok_s(bench) if bench is not None else tok_s
 
 
 def bar(label: str) -> Callable[[int, int], None] | None:
