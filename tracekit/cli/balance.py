@@ -61,7 +61,6 @@ def command(
     from tracekit.balance import balance, render
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    run.require_records()
     found = balance(run, [c.strip() for c in by.split(",") if c.strip()], where=where, arrangement=topology)
     if limit is None and form in ("table", "markdown"):
         limit = _MANY

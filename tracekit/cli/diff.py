@@ -127,8 +127,6 @@ def command(
     sides = _sides(side, a, b)
     opened = [[_open(path, target, phase, chosen, skip) for path in paths] for paths in sides]
     runs = [repeat.run for repeats in opened for repeat in repeats]
-    for run in runs:
-        run.require_records()
     found = [one for other in opened[1:] for one in diff(opened[0], other, settings)]
     if limit is None and form in ("table", "markdown"):
         limit = _MANY

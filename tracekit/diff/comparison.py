@@ -257,6 +257,8 @@ def _rename_workers(run: RunCosts, names: dict[str, str]) -> RunCosts:
 
 def _without_copies(side: list[RunCosts], name: str, by: tuple[str, ...], notes: list[Caveat]) -> list[RunCosts]:
     """Count a run once: repeats whose every number is the same are copies of one log."""
+    if len(side) == 1:
+        return side
     kept: list[RunCosts] = []
     seen: list[pl.DataFrame] = []
     for run in side:

@@ -17,7 +17,7 @@ from tracekit.bucketing import buckets
 from tracekit.columns import condition, natural
 from tracekit.diff.pairing import FUSED, marked
 from tracekit.enrich import label_self_ns, region_classes
-from tracekit.frame import EVENTS, empty
+from tracekit.frame import EVENTS, Batch, empty
 from tracekit.reading import Run
 from tracekit.stepping import mark, suggest_skip
 from tracekit.topology import Topology, topology
@@ -44,8 +44,8 @@ class RunCosts:
         label: how the run is called.
         basis: what it rests on: events, steps (printed), summary, sampled.
         per: step, or call where nothing tells how many steps there were.
-        cells: the groups, category, worker, `FUSED`, step (null where steps are not known one by one), self_ns, calls.
-            Cost only: neither views nor waits.
+        cells: the groups, category, worker, `FUSED`, step (null where steps are not known one by one), self_ns, calls;
+            parts of one cell may stand in several rows. Cost only: neither views nor waits.
         steps: worker, step, phase, tokens, dur_ns, stands_out: one row per worker and step; no rows where they are
             not known.
         counts: worker, steps: how many steps each worker has.
@@ -139,6 +139,9 @@ def costs(
         run: logs of one repeat, or of several that were appended: each is a run of its own.
         label: what the logs are called.
         by, where, arrangement: as in `bucketing.buckets`.
+
+    Raises:
+        NothingRecognisedError: the logs hold no record.
     """
     only = condition(where)
     cells, steps, seen = _pass(run, by, only)
@@ -146,6 +149,7 @@ def costs(
     stepped = cells.filter(pl.col("step").is_not_null())
     told = pl.concat([stepped, printed_cells.join(stepped, on=["family", "clock"], how="anti")])
     steps = pl.concat([steps, printed_steps.join(steps, on=["family", "clock"], how="anti")])
+    run.require_records()
     found = []
     for family, clock in told.select("family", "clock").unique().sort("family", "clock").iter_rows():
         mine = pl.col("family") == family, pl.col("clock") == clock
@@ -169,25 +173,29 @@ _NO_COUNTS = pl.DataFrame(schema={"worker": pl.String, "steps": pl.UInt32})
 def _pass(run: Run, by: Sequence[str], only: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Read the events once: cells (with `only`), steps (without) and the layers seen."""
     keys = list(dict.fromkeys((*by, *_CELL)))
-    cells, steps, layers = [], [], []
+    wanted = list(dict.fromkeys((*keys, *_STEP, "layer", *only.meta.root_names())))
+    cells = [empty({c: EVENTS[c] for c in (*keys, "self_ns")} | _MORE)]
+    steps = [empty({c: EVENTS[c] for c in (*_STEP, "dur_ns")})]
+    layers = [empty({c: EVENTS[c] for c in ("dialect", "clock", "layer")})]
     for batch in run.packed():
-        wanted = dict.fromkeys((*keys, *_STEP, "layer", "self_ns", *only.meta.root_names()))
-        frame = marked(batch).frame({c: EVENTS[c] for c in wanted} | {FUSED: pl.String()})
-        kept = frame.filter(only).group_by(*keys, FUSED).agg(pl.col("self_ns").sum(), pl.len().alias("calls"))
-        cells.append(kept)
+        # What a head decides need not be a key: it is unpacked for the sums alone.
+        own = [c for c in wanted if c in batch.rows.columns]
+        rows = batch.rows.with_columns(batch.column("self_ns", EVENTS["self_ns"]))
+        sums = rows.group_by("head", *own).agg(pl.col("self_ns").sum(), pl.len().alias("calls"))
+        packed = marked(Batch(sums, batch.heads, batch.constants))
+        frame = packed.frame({c: EVENTS[c] for c in (*wanted, "self_ns")} | _MORE)
+        cells.append(frame.filter(only).group_by(*keys, FUSED).agg(pl.col("self_ns", "calls").sum()))
         timed = frame.filter(pl.col("step").is_not_null(), _is_cost())
         steps.append(timed.group_by(_STEP).agg(pl.col("self_ns").sum().alias("dur_ns")))
         layers.append(frame.filter(pl.col("layer").is_not_null()).select("dialect", "clock", "layer").unique())
-    cells.append(empty({c: EVENTS[c] for c in (*keys, "self_ns")} | {FUSED: pl.String(), "calls": pl.UInt32()}))
-    steps.append(empty({c: EVENTS[c] for c in (*_STEP, "dur_ns")}))
-    layers.append(empty({c: EVENTS[c] for c in ("dialect", "clock", "layer")}))
-    whole = pl.concat([_plain(c, run).select(_cell_columns(by)) for c in cells])
-    merged = whole.group_by([c for c in whole.columns if c not in ("self_ns", "calls")]).agg(
-        pl.col("self_ns", "calls").sum()
-    )
-    passes = pl.concat([_plain(s, run) for s in steps])
+    passes = pl.concat([_plain(s.select(steps[0].columns), run) for s in steps])
     passes = passes.group_by([c for c in passes.columns if c != "dur_ns"]).agg(pl.col("dur_ns").sum())
-    return merged.select(_cell_columns(by)), passes.select(_STEP_COLUMNS), pl.concat([_plain(s, run) for s in layers])
+    found = pl.concat([_plain(c, run).select(_cell_columns(by)) for c in cells])
+    return found, passes.select(_STEP_COLUMNS), pl.concat([_plain(s, run) for s in layers])
+
+
+#: Columns of a cell that events have not.
+_MORE: dict[str, pl.DataType] = {FUSED: pl.Categorical(), "calls": pl.UInt32()}
 
 
 def _cell_columns(by: Sequence[str]) -> list[str]:
@@ -278,7 +286,7 @@ def _without_steps(
     is.
     """
     sums = _plain(run.summaries.filter(pl.col("step").is_null()).select("dialect", "clock").unique().collect(), run)
-    pairs = set(cells.select("family", "clock").iter_rows()) | set(sums.select("family", "clock").iter_rows())
+    pairs = set(cells.select("family", "clock").unique().iter_rows()) | set(sums.select("family", "clock").iter_rows())
     if pairs <= known:
         return
     split = list(dict.fromkeys((*by, "category", "worker", "run")))

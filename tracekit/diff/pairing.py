@@ -47,7 +47,7 @@ def marked(batch: Batch) -> Batch:
     """Add the column `FUSED` to a batch: what it decides on stands in the heads, once for all rows."""
     if not {"op", "name"} <= set(batch.heads.columns):
         return batch
-    heads = batch.heads.with_columns(_rule().alias(FUSED))
+    heads = batch.heads.with_columns(_rule().cast(pl.Categorical).alias(FUSED))
     return Batch(batch.rows, heads, batch.constants)
 
 
