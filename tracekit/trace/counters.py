@@ -10,7 +10,7 @@ import polars as pl
 from tracekit import rules
 from tracekit.trace.placement import OPERATION, STEP, Placed
 from tracekit.trace.slices import step_keys
-from tracekit.trace.source import Ints
+from tracekit.trace.source import Ints, known
 from tracekit.trace.survey import OUTLIER_FACTOR, USUAL_OF, Survey
 
 LOST = f"lost to outliers (what exceeds the median of op and shape, beyond {OUTLIER_FACTOR} times it)"
@@ -67,9 +67,9 @@ class Counters:
         """Return the slices that took too long, and by how much."""
         operations = np.flatnonzero(placed.kind == OPERATION)
         rows = placed.row[operations]
-        own = placed.frame["self_ns"].fill_null(0).to_numpy()[rows]
+        own = known(placed.frame["self_ns"], otherwise=0)[rows]
         # Few calls exceed what is usual for the quickest shape of their operation: only these are looked at closely.
-        op = placed.frame["op"].to_physical().fill_null(0).to_numpy()[rows]
+        op = known(placed.frame["op"], otherwise=0)[rows]
         maybe = np.flatnonzero(own > OUTLIER_FACTOR * self._quickest_ns(op))
         calls = placed.frame.select(USUAL_OF)[rows[maybe]]
         usual = calls.join(self.survey.usual, on=USUAL_OF, how="left", maintain_order="left", nulls_equal=True)
@@ -77,7 +77,7 @@ class Counters:
         found = (usual_ns > 0) & (own[maybe] > OUTLIER_FACTOR * usual_ns)
         return operations[maybe[found]], own[maybe[found]] - usual_ns[found]
 
-    def _quickest_ns(self, op: npt.NDArray[np.uint32]) -> Ints:
+    def _quickest_ns(self, op: Ints) -> Ints:
         """Return what is usual for the quickest shape of each operation, by the code of its name."""
         top = int(op.max(initial=0))
         if top >= len(self._quickest):

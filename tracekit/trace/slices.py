@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.trace.placement import LAYER, OPERATION, STEP, Placed
-from tracekit.trace.source import Ints, column
+from tracekit.trace.source import Ints, column, known
 from tracekit.trace.survey import Survey
 from tracekit.trace.trees import brackets
 
@@ -40,8 +40,8 @@ class Numbering:
 
     def numbers(self, column: pl.Series) -> Ints:
         """Return the number of each value of a Categorical; 0 for null. Each distinct value is looked up once ever."""
-        known = column.is_not_null().to_numpy() if column.null_count() else None
-        codes = column.to_physical().fill_null(0).to_numpy().astype(np.int64)
+        there = column.is_not_null().to_numpy() if column.null_count() else None
+        codes = known(column, otherwise=0)
         top = int(codes.max(initial=0))
         if top >= len(self._by_code):
             grown = np.full(2 * top, -1, np.int64)
@@ -53,7 +53,7 @@ class Numbering:
                 code = int(pl.Series([text], dtype=pl.Categorical()).to_physical()[0])
                 self._by_code[code] = self.number(text)
             numbers = self._by_code[codes]
-        return numbers if known is None else np.where(known, numbers, 0)
+        return numbers if there is None else np.where(there, numbers, 0)
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Describer:
             return Argument(name, rows[:0], rows[:0], is_text=name not in _NUMBERS)
         if name in _NUMBERS:
             has = series.is_not_null().to_numpy()
-            values = series.fill_null(0).cast(pl.Int64).to_numpy()
+            values = known(series, otherwise=0)
         else:
             values = self.texts.values.numbers(series)
             has = values > 0

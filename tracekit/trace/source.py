@@ -14,6 +14,9 @@ from tracekit.frame import EVENTS
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+#: Rows at the end of a piece that are searched for a border first.
+_NEAR_END = 1 << 12
+
 #: Rows that are placed and encoded at once: few enough to stay in the processor's cache, and memory flat.
 PIECE_ROWS = 1 << 16
 
@@ -66,7 +69,7 @@ class Strands:
 
     def of(self, frame: pl.DataFrame) -> Ints:
         """Return the strand of each row."""
-        codes = [frame[c].to_physical().fill_null(-1).cast(pl.Int64).to_numpy() for c in ("worker", "stream", "clock")]
+        codes = [column(frame, c) for c in ("worker", "stream", "clock")]
         if all((c == c[0]).all() for c in codes):
             number = self._number(frame, 0, tuple(int(c[0]) for c in codes)) if frame.height else 0
             return np.full(frame.height, number, np.int64)
@@ -167,6 +170,11 @@ def _cut(frame: pl.DataFrame, strand: Ints, order: Ints | None, at: int, rows: i
 
 def _last_border(part: Piece, *, anywhere: bool) -> int:
     """Return before which row a piece may be cut at the latest, between any trees if need be; 0 if nowhere."""
+    behind = max(0, len(part.strand) - _NEAR_END)  # most pieces have a border near their end
+    if behind:
+        found = _last_border(Piece(part.frame[behind:], part.strand[behind:]), anywhere=anywhere)
+        if found:
+            return behind + found
     frame = part.frame
     depth = frame["depth"].to_numpy()
     roots = np.flatnonzero(depth == 0)
@@ -184,7 +192,15 @@ def _last_border(part: Piece, *, anywhere: bool) -> int:
 
 def column(frame: pl.DataFrame, name: str) -> Ints:
     """Return an integer column, -1 where it is not known."""
-    return frame[name].fill_null(-1).cast(pl.Int64).to_numpy()
+    return known(frame[name], otherwise=-1)
+
+
+def known(values: pl.Series, *, otherwise: int) -> Ints:
+    """Return whole numbers, or the codes of a Categorical, with another number for null."""
+    if isinstance(values.dtype, pl.Categorical):
+        values = values.to_physical()
+    numbers = values.cast(pl.Int64)
+    return (numbers.fill_null(otherwise) if numbers.null_count() else numbers).to_numpy()
 
 
 def runs(*keys: npt.NDArray[np.generic]) -> Ints:
