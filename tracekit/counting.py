@@ -12,7 +12,7 @@ from tracekit.frame import EVENTS, Batch, empty
 from tracekit.grouping import counted_by, summed_by
 
 #: Rows of partial counts that are put together at once.
-_PARTIAL_ROWS = 1 << 19
+_PARTIAL_ROWS = 1 << 18
 
 #: Batches that wait to be counted.
 _WAITING = 2

@@ -385,8 +385,8 @@ class _Graph:
     waiting: pl.DataFrame | None = None
     table: HeadTable | None = None
     known: int = 0
-    #: Rows that were settled before each batch, and its first line: to tell lines of findings.
-    places: list[tuple[int, pl.Series]] = field(default_factory=list)
+    #: Where settled rows stand, to tell lines of findings: runs of rows on consecutive lines, by first row and line.
+    places: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = field(default_factory=list)
     settled: int = 0
 
     def settle(self, rows: pl.DataFrame | None, heads: pl.DataFrame, *, last: bool) -> pl.DataFrame:
@@ -402,7 +402,10 @@ class _Graph:
         height = sum(len(p.step) for p in parts)
         self.waiting = pending.slice(height)
         done = pending.head(height)
-        self.places.append((self.settled, done["line"]))
+        if height:
+            lines = done["line"].to_numpy().astype(np.int64)
+            begins = np.flatnonzero(np.append(True, np.diff(lines) != 1))
+            self.places.append((begins + self.settled, lines[begins]))
         self.settled += height
         return self._with_passes(done, parts)
 
@@ -423,9 +426,11 @@ class _Graph:
 
     def line(self, row: int) -> int:
         """Return the line of a row (from 1 over all rows), 0 if there is none."""
-        for before, lines in reversed(self.places):
-            if row > before and row - before <= len(lines):
-                return int(lines[row - before - 1])
+        at = row - 1
+        for rows, lines in reversed(self.places):
+            if rows[0] <= at < self.settled:
+                run = int(np.searchsorted(rows, at, side="right")) - 1
+                return int(lines[run] + at - rows[run])
         return 0
 
 
