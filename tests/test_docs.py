@@ -65,6 +65,41 @@ def test_the_readmes_python_runs(desk: Path) -> None:
     assert (desk / "rpc.pftrace").stat().st_size > 0
 
 
+def run_block(language: str, code: str, desk: Path) -> str:
+    """Run what a block shows, and return what it prints to standard output."""
+    if language == "python":
+        programs = [["-c", code]]
+    else:
+        commands = code.replace("\\\n", " ").splitlines()
+        assert all(line.startswith("tracekit ") for line in commands), code
+        programs = [["-m", *shlex.split(line)] for line in commands]
+    printed = ""
+    for words in programs:
+        argv = [sys.executable, *words]
+        done = subprocess.run(
+            argv, cwd=desk, capture_output=True, text=True, timeout=100, check=False, env=environment()
+        )
+        assert done.returncode == 0, f"{words}\n{done.stderr}"
+        printed += done.stdout
+    return printed
+
+
+def test_the_tutorial_runs_from_top_to_bottom(desk: Path) -> None:
+    """Each block runs where the one before left off, and prints the lines that are shown behind it, in that order."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert {language for language, _ in found} == {"bash", "python", "text"}
+    printed: list[str] = []
+    for language, code in found:
+        if language == "text":
+            rest = iter(printed)
+            for line in code.splitlines():
+                assert line == "..." or line in rest, f"not printed, or not in this order: {line}"
+        else:
+            printed = run_block(language, code, desk).splitlines()
+    assert (desk / "kqv-offload.html").stat().st_size > 10_000
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 

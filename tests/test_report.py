@@ -16,7 +16,7 @@ import tracekit as tk
 from tracekit.grid import Grid
 from tracekit.report import Report, Section, gather, html, markdown
 
-SECTIONS = ["identity", "budget", "top", "layers", "steps", "kernels", "ledger", "trace"]
+SECTIONS = ["identity", "budget", "top", "layers", "steps", "kernels", "balance", "ledger", "trace"]
 HOSTILE = "<script>alert(1)</script>\"'&|`<img src=x onerror=alert(2)>"
 
 
@@ -66,7 +66,7 @@ def test_every_section_is_filled(tracekit: Command, samples: Path, tmp_path: Pat
     page = Page(text)
     assert [a["id"] for t, a in page.tags if t == "section"] == SECTIONS
     assert all(len(page.words[name]) > 100 for name in SECTIONS)
-    assert page.count("svg") == 4
+    assert page.count("svg") == 5
     assert len(text.encode()) < 1_000_000
     asks_nobody(text)
     assert "prefill, warm-up?" in page.words["steps"]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from tabulate import tabulate
 
 from tracekit.columns import GROUPS, check_columns
 from tracekit.diff.costs import RunCosts, costs, dense
 from tracekit.errors import TracekitError, UsageError
+from tracekit.grid import Grid
 from tracekit.reading import Run
 from tracekit.table import CLOCKS, DIAGNOSTIC, counts_text, ms
 from tracekit.topology import Topology
@@ -234,6 +234,14 @@ def render(found: Sequence[Balance], ledger: Mapping[str, Any], form: str, limit
 
 def text(found: Balance, limit: int | None, *, markdown: bool) -> str:
     """Return one balance for people: labels down, workers across in ms per step."""
+    shown = grid(found, limit)
+    mark = "- " if markdown else ""
+    lines = [f"### {shown.heading}\n" if markdown else shown.heading, shown.body(markdown=markdown), ""]
+    return "\n".join([*lines, *(f"{mark}{line}" for line in shown.footer)]) + "\n"
+
+
+def grid(found: Balance, limit: int | None) -> Grid:
+    """Return one balance as words."""
     shown = found.frame if limit is None else found.frame.head(limit)
     wide = len(found.workers) <= _MOST_WORKERS
     headers = [*found.by, *(f"{w} ms" for w in found.workers if wide), *(["mean ms"] if not wide else []), "spread %",
@@ -242,16 +250,12 @@ def text(found: Balance, limit: int | None, *, markdown: bool) -> str:
     for row in found.total.iter_rows(named=True):
         whole = dict.fromkeys(found.by, "") | {found.by[0]: _TOTAL}
         rows.append(_cells(whole | row, found.by, wide=wide))
-    align = ["left" if h in (*found.by, "slowest") else "right" for h in headers]
-    style = "pipe" if markdown else "simple"
-    body = tabulate(rows, headers, tablefmt=style, disable_numparse=True, colalign=align)
     steps = f"mean of {found.steps} steps" if found.steps else f"means per {found.per}"
     heading = f"{found.family}, balance of {len(found.workers)} workers ({found.topology}; {steps}; {DIAGNOSTIC})"
-    mark = "- " if markdown else ""
-    lines = [f"### {heading}\n" if markdown else heading, body, "", f"{mark}{CLOCKS.get(found.clock, found.clock)}"]
+    footer = [CLOCKS.get(found.clock, found.clock)]
     if found.frame.height > shown.height:
-        lines.append(f"{mark}{found.frame.height - shown.height} more rows (--limit 0 shows all)")
-    return "\n".join([*lines, *(f"{mark}{n}" for n in found.notes)]) + "\n"
+        footer.append(f"{found.frame.height - shown.height} more rows (--limit 0 shows all)")
+    return Grid(heading, headers, rows, (*found.by, "slowest"), (*footer, *found.notes), sums=found.total.height)
 
 
 def _cells(row: Mapping[str, Any], by: Sequence[str], *, wide: bool) -> list[str]:

@@ -206,8 +206,7 @@ def _decode(path: str) -> float | None:
 
 def _capture(run: Run) -> tuple[Path, Manifest] | None:
     """Return the capture directory that the logs lie in, with its manifest; None if they lie in none."""
-    folders = list(dict.fromkeys(Path(s.path).parent for s in run.streams if s.path != STDIN))
-    found = [(folder, kept) for folder in folders if (kept := manifest.load(folder)) is not None]
+    found = [(one.folder, one.manifest) for one in run.captures if one.manifest is not None]
     if len(found) > 1:
         raise UsageError(f"a record is of one capture, and these are {', '.join(str(f) for f, _ in found)}")
     return found[0] if found else None

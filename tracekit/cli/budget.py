@@ -8,7 +8,7 @@ import click
 from tracekit.cli import options
 
 if TYPE_CHECKING:
-    from tracekit.captured import Captured
+    pass
 
 
 @click.command("budget")
@@ -62,7 +62,7 @@ def command(
     speed = options.throughput(tok_s, bench)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     if speed is None:
-        speed = _clean_speed(run.captures)
+        speed = options.clean_speed(run.captures)
     # A benchmark's throughput is of decoding: other steps are not to be set against it.
     decoding = speed is not None and tok_s is None and phase is None
     found = budgets(run, where=where, arrangement=topology, tok_s=speed, decoding=decoding)
@@ -72,19 +72,3 @@ def command(
     coverage = ledger_json(run.coverage.collect(), run.findings.collect())
     options.deliver(render_budgets(found, coverage, form), target)
     options.tell_ledger(run, ledger, strict=strict)
-
-
-def _clean_speed(captures: "Sequence[Captured]") -> float | None:
-    """Return the throughput of a pair's clean run, and say where it stands, or why it is not known."""
-    from tracekit.errors import TracekitError
-    from tracekit.pairs import clean_tok_s
-
-    try:
-        found = clean_tok_s(captures)
-    except TracekitError as error:
-        click.echo(f"note: no throughput of the pair's clean run: {error}", err=True)
-        return None
-    if found is None:
-        return None
-    click.echo(f"note: {found[0]:.6g} tokens per second of decoding by the clean run, {found[1]}", err=True)
-    return found[0]

@@ -10,6 +10,7 @@ import click
 from tracekit.errors import CoverageError, UsageError
 
 if TYPE_CHECKING:
+    from tracekit.captured import Captured
     from tracekit.reading import Run
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -148,6 +149,22 @@ def throughput(tok_s: float | None, bench: str | None) -> float | None:
     if tok_s is not None and not 1e-6 <= tok_s <= 1e9:
         raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
     return decode_tok_s(bench) if bench is not None else tok_s
+
+
+def clean_speed(captures: "Sequence[Captured]") -> float | None:
+    """Return the throughput of a pair's clean run, and say where it stands, or why it is not known."""
+    from tracekit.errors import TracekitError
+    from tracekit.pairs import clean_tok_s
+
+    try:
+        found = clean_tok_s(captures)
+    except TracekitError as error:
+        click.echo(f"note: no throughput of the pair's clean run: {error}", err=True)
+        return None
+    if found is None:
+        return None
+    click.echo(f"note: {found[0]:.6g} tokens per second of decoding by the clean run, {found[1]}", err=True)
+    return found[0]
 
 
 def bar(label: str) -> Callable[[int, int], None] | None:

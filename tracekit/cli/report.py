@@ -47,13 +47,15 @@ def command(
 
     \b
     Example:
-      tracekit report cap/timed --bench cap/clean/client.stdout.log -o report.html
+      tracekit report pair-of-runs -o report.html
       tracekit report rpc-b70-*.log --phase decode --format markdown
     """
     from tracekit.report import gather, html, markdown
 
     speed = options.throughput(tok_s, bench)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
+    if speed is None:
+        speed = options.clean_speed(run.captures)
     found = gather(run, log, title=title, tok_s=speed, where=where, arrangement=topology)
     options.deliver(html(found) if form == "html" else markdown(found), target)
     options.tell_ledger(run, ledger, strict=strict)

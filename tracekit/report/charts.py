@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.balance import Balance
 from tracekit.budget import Budget
 from tracekit.layering import LayerTable
 
@@ -18,6 +19,8 @@ Spec = dict[str, Any]
 _POINTS = 300
 #: Workers that a chart of steps shows.
 _WORKERS = 8
+#: Labels that a chart of balance tells apart.
+_LABELS = 10
 
 _WIDTH = 820
 _MS = 1e6
@@ -67,6 +70,37 @@ def budget_bars(budget: Budget) -> Spec:
             "y": {"field": "worker", "type": "nominal", "title": None, "sort": None},
             "x": {"aggregate": "sum", "field": "ms", "type": "quantitative", "title": "ms of a step"},
             "color": {"field": "category", "type": "nominal", "scale": {"scheme": "tableau20"}, "title": None},
+        },
+    )
+
+
+def balance_bars(balance: Balance) -> Spec:
+    """Return the labels of each worker side by side, in ms a step: a bar a worker, a colour a label."""
+    ordered = balance.frame.sort("mean_ns", descending=True).to_dicts()
+    rows = [
+        {"worker": w["worker"], "place": min(place, _LABELS), "label": label, "ms": w["per_step_ns"] / _MS}
+        for place, row in enumerate(ordered)
+        for label in ["all others" if place >= _LABELS else ", ".join(str(row[c]) for c in balance.by)]
+        for w in row["workers"]
+    ]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    title = "ms a step" if balance.per == "step" else "ms a call"
+    return _spec(
+        rows,
+        width=_WIDTH,
+        height={"step": 22},
+        mark="bar",
+        encoding={
+            "y": {"field": "worker", "type": "nominal", "title": None, "sort": list(balance.workers)},
+            "x": {"aggregate": "sum", "field": "ms", "type": "quantitative", "title": title},
+            "order": {"field": "place"},
+            "color": {
+                "field": "label",
+                "type": "nominal",
+                "sort": labels,
+                "scale": {"scheme": "tableau20"},
+                "title": None,
+            },
         },
     )
 

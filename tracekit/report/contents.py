@@ -5,20 +5,22 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tracekit import __version__, manifest, source
+from tracekit import __version__, source
+from tracekit.balance import balance
+from tracekit.balance import grid as balance_grid
 from tracekit.bucketing import Table, buckets
 from tracekit.budget import budgets
 from tracekit.columns import condition
 from tracekit.counting import count
+from tracekit.errors import TracekitError
 from tracekit.grid import Grid
 from tracekit.layering import layers
 from tracekit.manifest import Manifest
-from tracekit.reading import Run
+from tracekit.reading import Run, Selection
 from tracekit.report import charts
 from tracekit.stepping import steps, suggest_skip
 from tracekit.table import (
@@ -100,6 +102,7 @@ def gather(
             _layers(run, where),
             _steps(passes, given),
             _distributions(run, tables, where),
+            _balance(run, passes, where, arrangement),
             _ledger(run),
             _trace(given),
         ],
@@ -107,8 +110,7 @@ def gather(
 
 
 def _identity(run: Run, tables: Sequence[Table], where: Sequence[str]) -> Section:
-    folders = list(dict.fromkeys(Path(s.path).parent for s in run.streams if s.path != source.STDIN))
-    captures = [(folder, kept) for folder in folders if (kept := manifest.load(folder)) is not None]
+    captures = [(one.folder, one.manifest) for one in run.captures if one.manifest is not None]
     said = [f"Timed runs are {DIAGNOSTIC}. Use the shares, and measure speed in a run without timing."]
     if kept_only := [*where, *([run.selection.said] if run.selection else [])]:
         said.append(f"Only what matches {' and '.join(kept_only)} is in the tables.")
@@ -156,16 +158,23 @@ def _budget(
     run: Run, passes: pl.DataFrame, tok_s: float | None, where: Sequence[str], arrangement: str | None
 ) -> Section:
     """Return the budget; of decode alone where there are several phases, since a throughput is one of decode."""
-    phases = set(passes["phase"].cast(pl.String))
-    only = ["phase=decode"] if len(phases) > 1 and "decode" in phases else []
-    found = budgets(run, where=[*where, *only], arrangement=arrangement, tok_s=tok_s)
-    said = [] if found else ["No step was found in these logs, so there is no budget of one."]
-    if only:
-        said.append("Of the decode steps alone; --phase prefill asks for the others.")
+    decode, said = _of_decode(run, passes)
+    found = budgets(decode, where=where, arrangement=arrangement, tok_s=tok_s)
+    if not found:
+        said.append("No step was found in these logs, so there is no budget of one.")
     if found and tok_s is None:
         said.append("With a throughput (--bench or --tok-s) the budget also tells what lies outside of what was timed.")
     drawn = [Chart(f"A mean step of {b.family} by worker and category", charts.budget_bars(b)) for b in found]
     return Section("budget", "Budget of a step", said, charts=drawn, grids=[budget_grid(b) for b in found])
+
+
+def _of_decode(run: Run, passes: pl.DataFrame) -> tuple[Run, list[str]]:
+    """Return the run's decode steps, and say so, where there are others too: a mean over both tells of neither."""
+    phases = set(passes["phase"].cast(pl.String))
+    if len(phases) < 2 or "decode" not in phases:
+        return run, []
+    selection = replace(run.selection or Selection(), phase="decode")
+    return replace(run, selection=selection), ["Of the decode steps alone; --phase prefill asks for the others."]
 
 
 def _top(tables: Sequence[Table], given: Sequence[str]) -> Section:
@@ -254,6 +263,18 @@ def _bins(top: pl.DataFrame, counts: pl.DataFrame, resolution_ns: int) -> pl.Dat
     base = math.log(10) / _BINS
     edges = ((pl.col("place") * base).exp().alias("low_ns"), ((pl.col("place") + 1) * base).exp().alias("high_ns"))
     return binned.select(pl.col("op").cast(pl.String), *edges, "calls", "p50_ns", "mean_ns")
+
+
+def _balance(run: Run, passes: pl.DataFrame, where: Sequence[str], arrangement: str | None) -> Section:
+    """Set the workers side by side; in decode alone where there are several phases."""
+    decode, said = _of_decode(run, passes)
+    try:
+        found = balance(decode, where=where, arrangement=arrangement)
+    except TracekitError as why:
+        return Section("balance", "Balance of workers", [f"{why}."[:1].upper() + f"{why}."[1:]])
+    grids = [balance_grid(b, _ROWS) for b in found]
+    drawn = [Chart(f"{b.family}: a mean step of each worker by operation", charts.balance_bars(b)) for b in found]
+    return Section("balance", "Balance of workers", said, charts=drawn, grids=grids)
 
 
 def _ledger(run: Run) -> Section:
