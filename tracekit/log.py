@@ -47,6 +47,8 @@ class LogReading:
     checked: list[tuple[str, checks.Finding]] = field(default_factory=list)
     graphs: dict[str, "_Graph"] = field(default_factory=dict)
     named: dict[str, pl.DataFrame] = field(default_factory=dict)
+    #: The ranks that records of a process bear, by the pid that stands before them.
+    ranks: dict[int, set[int]] = field(default_factory=dict)
     rows: int = 0
 
     def __post_init__(self) -> None:
@@ -108,6 +110,8 @@ class LogReading:
             dialect = by_name[name]
             if dialect.process == "process":
                 rows = rows.with_columns(self._head(name, "process").gather(rows["head"]).alias("process"))
+                if "pid" in rows.columns:
+                    self._note_ranks(name, rows)
             if dialect.kind == "step":
                 self._keep_steps(dialect, rows)
             elif dialect.kind == "summary":
@@ -122,6 +126,33 @@ class LogReading:
             family = [r for n, r in events.items() if by_name[n].family == by_name[name].family]
             self._summarise(by_name[name], rows, family)
         return events
+
+    def _note_ranks(self, name: str, rows: pl.DataFrame) -> None:
+        """Note which rank a process has, where the prefix of a line tells its pid and the record its rank."""
+        rank = self._head(name, "rank").gather(rows["head"])
+        for pid, one in rows.select("pid", rank.alias("rank")).drop_nulls().unique().iter_rows():
+            self.ranks.setdefault(pid, set()).add(one)
+
+    def _with_proven_ranks(self, rows: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
+        """Give records that were printed before the rank was known (``rank=pid812``) the rank of their process.
+
+        Ordinals began again when the rank became known, so they are looked at before this.
+        """
+        proven = {pid: next(iter(ranks)) for pid, ranks in self.ranks.items() if len(ranks) == 1}
+        of_head = heads["rank"].is_null().gather(rows["head"]) & rows["pid"].is_in(list(proven))
+        if not of_head.any():
+            return rows
+        rank = pl.col("pid").replace_strict(proven, default=None, return_dtype=pl.Int32)
+        worker = self._named(pl.concat_str(pl.lit("rank "), rank))
+        printed = {c: heads[c].gather(rows["head"]) for c in ("rank", "worker")}
+        return rows.with_columns(
+            pl.when(of_head).then(rank).otherwise(printed["rank"]).alias("rank"),
+            pl.when(of_head)
+            .then(worker)
+            .otherwise(printed["worker"].cast(pl.String))
+            .cast(pl.Categorical())
+            .alias("worker"),
+        )
 
     def _keep_steps(self, dialect: Dialect, rows: pl.DataFrame) -> None:
         """Keep printed steps, and their rows as summaries of that step."""
@@ -271,6 +302,8 @@ class LogReading:
         }
         if not dialect.process:
             constants["worker"] = self.stream.worker
+        elif dialect.process == "process" and "pid" in rows.columns:
+            rows = self._with_proven_ranks(rows, heads)
         elif "own_pid" in rows.columns:  # printed behind the head, by some instruments of a dialect
             rows = rows.with_columns(self._own_worker(heads["worker"].gather(rows["head"])).alias("worker"))
         return Batch(rows, heads, constants)
