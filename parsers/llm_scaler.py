@@ -15,7 +15,9 @@ diagnostic, not throughput.
 Switched on by ``LLM_SCALER_MOE_TRACE_KERNELS`` being set at all: ``0`` and the empty value switch it on too.
 Only runs with ``enforce_eager`` are valid.
 
-Not told: rank, layer, token, time. A record is seven writes to an unbuffered stream, so workers that share one
+Not told: rank, layer, step, token, time. The k-th ``up`` of a device is layer ``k mod n`` of step ``k div n`` once the
+number ``n`` of layers with experts is known: from the forwards that vLLM printed in the same log, or by
+``--moe-layers``; if a device's count is no whole number of passes there are no steps, and that is said. A record is seven writes to an unbuffered stream, so workers that share one
 standard error tear each other's records at those seams: `tracekit.parsers.torn` rebuilds them.
 
 The patch ``llm-scaler-moe`` of tracekit prints each record in one write, with more behind it::
@@ -63,6 +65,7 @@ DIALECT = Dialect(
     resolution_ns=1,
     whole_stream=True,
     process="device",
+    passes="pairs",
     recover=recover,
     switch="LLM_SCALER_MOE_TRACE_KERNELS=1 (set at all: 0 switches it on too); enforce_eager runs only",
     meaning="wait from after the submission to the kernel's end: queue backlog and kernel",

@@ -124,3 +124,31 @@ def test_the_warm_up_of_llama_bench_is_seen_by_its_batches() -> None:
 )
 def test_other_batches_are_not_llama_benchs(widths: list[int]) -> None:
     assert bench_warm_up(widths) is None
+
+
+def test_kernel_waits_are_counted_into_steps_and_layers_when_the_layers_are_told() -> None:
+    log = SAMPLES / "generated" / "b_moe_kernel_waits.log"
+    untold = read(log)
+    assert untold.events.collect()["step"].null_count() == 1984
+    assert "layers-unknown" in untold.findings.collect()["code"].to_list()
+    told = read(log, moe_layers=62)
+    events = told.events.collect()
+    assert told.findings.collect().is_empty()
+    per_layer = events.group_by("worker", "step", "layer").agg(pl.col("name").cast(pl.String).sort())
+    assert per_layer.height == 4 * 4 * 62
+    assert per_layer["name"].to_list() == [sorted([UP, DOWN])] * per_layer.height
+    assert events["layer_inferred"].all()
+    wrong = read(log, moe_layers=61)
+    assert wrong.events.collect()["step"].null_count() == 1984
+    assert set(wrong.findings.collect()["code"]) == {"counts-do-not-fit"}
+
+
+def test_the_layers_follow_from_forwards_printed_beside(tmp_path: Path) -> None:
+    pair = f'[llm-scaler][moe-kernel] device=0 kernel="{UP}" wait_ms=0.5\n'
+    pair += f'[llm-scaler][moe-kernel] device=0 kernel="{DOWN}" wait_ms=0.25\n'
+    forward = "[vllm-xpu-timing] rank=0 label=gpu_model_runner.model_forward count={} last_ms=9.000000\n"
+    log = tmp_path / "rank0.log"
+    log.write_text("".join(pair * 3 + forward.format(n) for n in (1, 2, 3, 4)))
+    events = read(log).events.filter(pl.col("dialect").cast(pl.String) == "llm-scaler").collect()
+    assert events["step"].to_list() == [s for s in range(4) for _ in range(6)]
+    assert events["layer"].to_list() == [0, 0, 1, 1, 2, 2] * 4

@@ -92,8 +92,9 @@ class Dialect:
     whole_stream: bool = False
     #: Column of the head that tells the process (``process`` is the rank as printed); else the log's name does.
     process: Literal["", "process", "device"] = ""
-    #: How model passes are found: by the layers of a graph, by the phases of a runner, or not at all.
-    passes: Literal["", "layers", "regions"] = ""
+    #: How model passes are found: by the layers of a graph, by the phases of a runner, by counting pairs of kernels, or
+    #: not at all.
+    passes: Literal["", "layers", "regions", "pairs"] = ""
     #: What switches the instrument on, and what the numbers mean, for people.
     switch: str = ""
     meaning: str = ""

@@ -1,7 +1,7 @@
 """One log: its lines to records, to packed frames. What must be seen whole is held until the log's end."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from tracekit.dialect import Dialect
 from tracekit.enrich import label_self_ns, nest, ordinals, region_classes
 from tracekit.frame import COVERAGE, FINDINGS, REJECTS, STEPS, SUMMARIES, Batch, conform, empty
 from tracekit.outcome import Outcome, finding
-from tracekit.passes import vllm
+from tracekit.passes import moe, vllm
 from tracekit.passes.ggml import PHASES, GgmlPasses, HeadTable, Passes, head_table
 from tracekit.records import PLACE, Prescan, RecordReader, Tally
 from tracekit.source import Block, Source, Stream
@@ -38,6 +38,8 @@ class LogReading:
     stream: Stream
     dialects: Sequence[Dialect]
     several: bool
+    #: Layers with experts, where the user told: see `passes.moe`.
+    moe_layers: int | None = None
     source: Source = field(init=False)
     reader: RecordReader = field(init=False)
     held: dict[str, list[pl.DataFrame]] = field(default_factory=dict)
@@ -122,6 +124,9 @@ class LogReading:
                 events[name] = rows
                 if "call" in rows.columns:
                     self.checked += [(name, f) for f in checks.counted(rows)]
+        for name in events:
+            if by_name[name].passes == "pairs":
+                events[name] = self._pairs(name, events[name], self._forwards(events))
         for name, rows in sums.items():
             family = [r for n, r in events.items() if by_name[n].family == by_name[name].family]
             self._summarise(by_name[name], rows, family)
@@ -204,6 +209,29 @@ class LogReading:
         return vllm.steps(rows.drop("repeated"), self._heads(name)).with_columns(
             pl.Series("depth", depth), pl.Series("self_ns", pl.Series(self_ns).set(~pl.Series(is_event), None))
         )
+
+    def _pairs(self, name: str, rows: pl.DataFrame, forwards: int) -> pl.DataFrame:
+        """Add step and layer to pairs of kernels, if it is known how many layers there are."""
+        device = self._head(name, "device").gather(rows["head"])
+        told = rows.select("line", pl.coalesce(*(c for c in ("rank",) if c in rows.columns), device).alias("device"))
+        told = told.with_columns(self._head(name, "name").gather(rows["head"]).alias("name"))
+        layers = self.moe_layers or moe.layers_from(told, forwards)
+        if layers is None:
+            self.checked.append((name, moe.UNKNOWN))
+            return rows
+        found, findings = moe.moe_passes(told, layers)
+        self.checked += [(name, f) for f in findings]
+        return rows.with_columns(found["step"], found["layer"], found["layer"].is_not_null().alias("layer_inferred"))
+
+    def _forwards(self, events: Mapping[str, pl.DataFrame]) -> int:
+        """Return how many forwards a process printed that is logged beside; 0 if none did."""
+        forward = [r.name for r in rules.regions()].index("forward")
+        found = 0
+        for name, rows in events.items():
+            if "process" in rows.columns and "kind" in rows.columns:
+                mine = rows.filter(pl.Series(region_classes(self._head(name, "name")) == forward).gather(rows["head"]))
+                found = max(found, *mine.group_by("process").len()["len"].to_list(), 0)
+        return found
 
     def _check_ordinals(self, name: str, rows: pl.DataFrame) -> None:
         labels = rows.group_by("process", "run", "head", maintain_order=True).agg(

@@ -28,6 +28,7 @@ def read(
     *,
     workers: Sequence[str] = (),
     dialects: Sequence[Dialect] | None = None,
+    moe_layers: int | None = None,
 ) -> "Run":
     """Open logs; they are read when a result is asked for.
 
@@ -36,6 +37,7 @@ def read(
             files of `tracekit events` are taken as they are.
         workers: ``NAME=PATH`` overrides of the display name of the process behind a log.
         dialects: the dialects to look for; all that are known, if not given.
+        moe_layers: how many layers have experts: llm-scaler's kernels tell neither step nor layer, so both are counted.
 
     Raises:
         UsageError: a path does not exist.
@@ -47,7 +49,8 @@ def read(
     26208
     """
     several = [paths] if isinstance(paths, str | Path) else paths
-    return Run(source.streams(several, workers), catalogue() if dialects is None else tuple(dialects))
+    known = catalogue() if dialects is None else tuple(dialects)
+    return Run(source.streams(several, workers), known, moe_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class Run:
 
     streams: Sequence[Stream]
     dialects: Sequence[Dialect]
+    moe_layers: int | None = None
     progress: Progress | None = None
     selection: Selection | None = None
     _outcome: Outcome | None = field(default=None, init=False, repr=False)
@@ -226,7 +230,7 @@ class Run:
             if stream.parquet:
                 reading: FrameReading | LogReading = FrameReading(stream)
             else:
-                reading = LogReading(stream, self.dialects, several=len(self.streams) > 1)
+                reading = LogReading(stream, self.dialects, len(self.streams) > 1, self.moe_layers)
                 reading.source.progress = self._reporter(before, total)
             yield from reading.batches()
             before += source.size(stream)

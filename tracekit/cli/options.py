@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Where --moe-layers is kept.
+_MOE_LAYERS = "tracekit.moe_layers"
+
 #: Work on less than this is over before a progress bar would be read.
 _PROGRESS_BYTES = 64 << 20
 
@@ -30,11 +33,24 @@ def logs(function: F) -> F:
             metavar="NAME=PATH",
             help="Call the process behind the log PATH by this NAME (default: the file's name). Repeatable.",
         ),
+        click.option(
+            "--moe-layers",
+            type=click.IntRange(min=2),
+            metavar="N",
+            expose_value=False,
+            callback=_remember_layers,
+            help="How many layers have experts: llm-scaler's kernels are then counted into steps and layers.",
+        ),
         click.option("--strict", is_flag=True, help="Exit with 4 if the coverage has faults (lost or refused lines)."),
     ]
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
+
+
+def _remember_layers(context: click.Context, _option: click.Parameter, value: int | None) -> None:
+    """Keep --moe-layers for `open_run`: no command has another use for it."""
+    context.meta[_MOE_LAYERS] = value
 
 
 def filters(function: F) -> F:
@@ -128,7 +144,7 @@ def open_run(
     from tracekit.reading import Selection, read
     from tracekit.writing import refuse_input
 
-    run = read(log, workers=workers)
+    run = read(log, workers=workers, moe_layers=click.get_current_context().meta.get(_MOE_LAYERS))
     refuse_input(target, [s.path for s in run.streams])
     run.selection = Selection.parse(phase, chosen, skip)
     if sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:

@@ -19,6 +19,21 @@ from tracekit.checks import Finding
 _UP, _DOWN = r"\bup\b", r"\bdown\b"
 
 
+#: Said where the number of layers is not known.
+UNKNOWN = Finding(
+    "note",
+    "layers-unknown",
+    "a record tells neither step nor layer: with --moe-layers N (how many layers have experts) both are counted",
+)
+
+
+def layers_from(rows: pl.DataFrame, forwards: int) -> int | None:
+    """Return how many layers have experts, if every device says the same; columns as in `moe_passes`."""
+    ups = rows.filter(pl.col("name").cast(pl.String).str.contains(_UP)).group_by("device").len()
+    found = {layers_of(n, forwards) for n in ups["len"]}
+    return found.pop() if len(found) == 1 else None
+
+
 def layers_of(ups: int, forwards: int) -> int | None:
     """Return how many layers have experts, from a device's ``up`` kernels and the forwards of its process.
 
