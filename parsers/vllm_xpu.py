@@ -20,6 +20,8 @@ Regions nest, and a region prints after the regions inside it: see `tracekit/rul
 Clock: ``perf_counter_ns`` on the host. Without VLLM_XPU_DECODE_TIMING_SYNC=1 that is the time to enqueue, not the
 kernels' time; with it, the time until the device is done. The log does not tell which.
 Switched on by ``VLLM_XPU_DECODE_TIMING=1`` (exactly). Inside compiled graphs nothing prints: no lines is not fast.
+Printed by patched builds of vLLM, and by tracekit's plugin, whose rank is the worker's among all workers
+(docs/instrumentation-vllm.md).
 
 Not told: time of day, step, token (but for shapes in labels), synchronisation. Summaries are printed at exit by each
 process: blocks of several ranks interleave and a killed process prints none.
