@@ -16,6 +16,7 @@ import re
 import select
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -94,10 +95,10 @@ class Recorder:
         self._rank: str | None = None
         self._closed = False
         self._changed = False
-        self._skips: dict[str, int] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._skips: defaultdict[str, int] = defaultdict(int)
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._step = 0
-        self._pass_tallies: dict[str, Tally] = {}
+        self._pass_tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._metadata: dict[str, Any] = {}
         self.in_pass = False
 
@@ -144,12 +145,11 @@ class Recorder:
         """Count one call of ``ns`` nanoseconds, and print it if it is its turn."""
         with self._lock:
             if self.in_pass and self.settings.step_summary:
-                self._pass_tallies.setdefault(label, Tally()).add(ns)
-            skipped = self._skips.get(label, 0)
-            if skipped < self.settings.skip_first:
-                self._skips[label] = skipped + 1
+                self._pass_tallies[label].add(ns)
+            if self.settings.skip_first and self._skips[label] < self.settings.skip_first:
+                self._skips[label] += 1
                 return
-            tally = self._tallies.setdefault(label, Tally())
+            tally = self._tallies[label]
             tally.add(ns)
             self._changed = True
             every = self.settings.print_every
@@ -166,7 +166,7 @@ class Recorder:
             self.in_pass = True
             self._step += 1
             self._metadata = dict(metadata)
-            self._pass_tallies = {}
+            self._pass_tallies = defaultdict(Tally)
 
     def describe_pass(self, metadata: Mapping[str, Any]) -> None:
         """Add to what is known of the open pass."""
