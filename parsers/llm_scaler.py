@@ -17,8 +17,9 @@ Only runs with ``enforce_eager`` are valid.
 
 Not told: rank, layer, step, token, time. The k-th ``up`` of a device is layer ``k mod n`` of step ``k div n`` once the
 number ``n`` of layers with experts is known: from the forwards that vLLM printed in the same log, or by
-``--moe-layers``; if a device's count is no whole number of passes there are no steps, and that is said. A record is seven writes to an unbuffered stream, so workers that share one
-standard error tear each other's records at those seams: `tracekit.parsers.torn` rebuilds them.
+``--moe-layers``; if a device's count is no whole number of passes there are no steps, and that is said. A record is
+seven writes to an unbuffered stream, so workers that share one standard error tear each other's records at those
+seams: `tracekit.parsers.torn` rebuilds them.
 
 The patch ``llm-scaler-moe`` of tracekit prints each record in one write, with more behind it::
 
