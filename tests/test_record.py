@@ -92,15 +92,27 @@ def test_all_reduces_join_the_record(tracekit: Command, samples: Path, tmp_path:
     assert found["artifacts"][-1]["bytes"] == probe.stat().st_size
 
 
-@pytest.fixture
-def capture(tracekit: Command, samples: Path, tmp_path: Path) -> Path:
+def captured(tracekit: Command, samples: Path, folder: Path, *options: str) -> Path:
     """Capture a program that prints timing lines on stderr and llama-bench's result on stdout."""
     lines = "".join(ONE_OP.replace("us=5", f"us={n}") for n in range(1, 4))
     code = f"import sys; sys.stderr.write({lines!r}); print(open({str(samples / 'bench_rpc.json')!r}).read())"
-    run = ("run", "--no-check", "--preset", "ggml-sycl", "--name", "client", "-o", tmp_path / "cap")
+    run = ("run", "--no-check", "--preset", "ggml-sycl", "--name", "client", "-o", folder, *options)
     done = tracekit(*run, "--env", "MY_TOKEN=hush", "--", sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
-    return tmp_path / "cap"
+    return folder
+
+
+@pytest.fixture
+def capture(tracekit: Command, samples: Path, tmp_path: Path) -> Path:
+    return captured(tracekit, samples, tmp_path / "cap")
+
+
+def test_a_pairs_clean_run_is_the_run_without_timing(tracekit: Command, samples: Path, tmp_path: Path) -> None:
+    pair = captured(tracekit, samples, tmp_path / "pair", "--pair")
+    found = recorded(tracekit, pair)
+    assert [run["what"] for run in found["runs"]] == ["prefill", "decode"]
+    assert {run["json"] for run in found["runs"]} == {str(pair / "clean" / "client.stdout.log")}
+    assert found["timingProbe"]["json"] == str(pair / "timed" / "client.stdout.log")
 
 
 def test_a_capture_tells_what_ran(tracekit: Command, capture: Path) -> None:

@@ -237,3 +237,9 @@ def test_a_browser_shows_it(tracekit: Command, samples: Path, tmp_path: Path) ->
     assert title is not None
     assert '"sorted":true' in title[1]
     assert '"flat":0,"low":0,"sort":"descending"' in title[1]
+
+    (tmp_path / "w.log").write_text(f"[SYCL_OP_TIMING] dev=0 op=MUL name={HOSTILE}-3 ne=1x1x1x1 us=5\n" * 9)
+    written(tracekit, tmp_path, tmp_path / "w.log", "--title", HOSTILE)
+    done = shown("r.html", "--dump-dom")
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert Page(done.stdout).count("img") == 0

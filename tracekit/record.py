@@ -7,7 +7,7 @@ The version changes when a key changes its meaning or goes; new keys may come at
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from tracekit.bench import read_bench, read_collectives
 from tracekit.bucketing import Table, buckets
 from tracekit.budget import Budget, budgets
 from tracekit.columns import condition
-from tracekit.errors import UsageError
+from tracekit.errors import TracekitError, UsageError
 from tracekit.manifest import Manifest
+from tracekit.pairs import clean_tok_s
 from tracekit.reading import Run
 from tracekit.source import STDIN
 from tracekit.table import CLOCKS, DIAGNOSTIC, ledger_json
@@ -46,7 +47,7 @@ class Asked:
         outcome: the judgement; how the capture ended, if not given.
         top: how many buckets to name.
         timed_bench: benchmark of the timed run itself; what the capture's client printed, if it is one.
-        benches: benchmarks of runs without timing.
+        benches: benchmarks of runs without timing; what the clean run of a pair printed, if not given.
         collectives: a probe of all-reduces.
     """
 
@@ -77,6 +78,8 @@ def record(run: Run, asked: Asked, *, where: Sequence[str] = (), arrangement: st
     tables = buckets(run, ["op"], where=where, arrangement=arrangement)
     run.require_records()
     ledger = ledger_json(run.coverage.collect(), run.findings.collect())
+    if not asked.benches:
+        asked = replace(asked, benches=_clean_bench(run))
     benches = [b for b in (timed_bench, *asked.benches) if b is not None]
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -227,6 +230,15 @@ def _own_bench(folder: Path, capture: Manifest) -> str | None:
                         return None
                     return str(path)
     return None
+
+
+def _clean_bench(run: Run) -> list[str]:
+    """Return the output of the clean run beside a timed one, where it tells a throughput."""
+    try:
+        found = clean_tok_s(run.captures)
+    except TracekitError:
+        return []
+    return [] if found is None else [str(found[1])]
 
 
 def _date(capture: Manifest) -> str:

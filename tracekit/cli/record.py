@@ -35,7 +35,8 @@ from tracekit.cli import options
     "benches",
     multiple=True,
     metavar="FILE",
-    help="Benchmark of a run without timing: llama-bench -o json|jsonl or vllm bench (its JSON file). Repeatable.",
+    help="Benchmark of a run without timing: llama-bench -o json|jsonl or vllm bench (its JSON file). Repeatable; the "
+    "clean run of a pair is taken by itself.",
 )
 @click.option("--collectives", metavar="FILE", help="A probe of all-reduces: JSON records of label, bytes, avgMs.")
 @click.option(
@@ -73,7 +74,7 @@ def command(
 
     \b
     Example:
-      tracekit record cap/timed --bench cap/clean/client.stdout.log --outcome kept -o record.json
+      tracekit record pair-of-runs --outcome kept -o record.json
       tracekit record rpc-b70-*.log --timed-bench bench.jsonl --label "p0/n1 with -nkvo 0" --name KqvOffloadOn
     """
     from tracekit.errors import UsageError
