@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 
+import tracekit as tk
 from tracekit.bucketing import Table, buckets
 from tracekit.errors import UsageError
 from tracekit.layering import layers
@@ -188,3 +189,25 @@ def test_all_formats_carry_the_same_rows(samples: Path) -> None:
     packed = render(tables, {}, "parquet", None)
     assert isinstance(packed, bytes)
     assert pl.read_parquet(packed).equals(rows)
+
+
+def test_time_between_operations_is_told_where_starts_are_printed(samples: Path) -> None:
+    logs = [samples / f"ggml_shim_rpc_worker{n}.log" for n in (0, 1)]
+    run = tk.read(logs)
+    (table,) = tk.buckets(run, by=["op"])
+    steps: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for worker, step, start, dur in (
+        run.events.filter(pl.col("step").is_not_null())
+        .select("worker", "step", "start_ns", "dur_ns")
+        .collect()
+        .iter_rows()
+    ):
+        steps.setdefault((worker, step), []).append((start, dur))
+    wanted = sum(
+        max(0, max(s + d for s, d in rows) - min(s for s, _ in rows) - sum(d for _, d in rows))
+        for rows in steps.values()
+    )
+    assert table.unaccounted_ns == wanted > 0
+    assert any(note.startswith("unaccounted: ") for note in table.notes)
+    assert tk.buckets(run, by=["op"], where=["op=MUL_MAT"])[0].unaccounted_ns is None
+    assert tk.buckets(tk.read(samples / "llama_rpc_worker0.log"), by=["op"])[0].unaccounted_ns is None

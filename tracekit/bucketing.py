@@ -73,6 +73,7 @@ class Table:
         frame: the group columns, ``basis``, then `NUMBERS` and ``per_step_ns`` (the median over the steps of the
             group's self time in one; null where steps are not known); largest self time first.
         cost_ns: what shares are of: the self time of all cost.
+        unaccounted_ns: time inside the steps in which no operation ran; None where no start was printed.
         resolution_ns: what printed durations are rounded to: a total may be off by up to calls x this.
         notes: why a number may not be what it seems.
     """
@@ -84,6 +85,7 @@ class Table:
     cost_ns: int
     workers: tuple[str, ...]
     resolution_ns: int = 1
+    unaccounted_ns: int | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -121,6 +123,7 @@ def buckets(
     counts = count(run, by, only)
     family = pl.col("dialect").cast(pl.String).replace_strict(run.families, default="").alias("family")
     durations, steps = counts.durations.with_columns(family), counts.steps.with_columns(family)
+    spans = counts.spans.with_columns(family)
     summaries = run.summaries.collect().filter(only).with_columns(family)
     pairs = pl.concat([f.select(pl.col("family", "clock").cast(pl.String)) for f in (durations, summaries)])
     tables = []
@@ -129,8 +132,9 @@ def buckets(
         table = _table(name, clock, by, durations.filter(mine), summaries.filter(mine), run.resolutions)
         how = topology(name, arrangement or run.topology)
         per_step = _per_step(by, steps.filter(mine), how)
-        notes = (*_side_by_side(table, how), *_step_notes(steps.filter(mine)))
-        tables.append(_finish(table, per_step, sort, notes))
+        unaccounted_ns, gaps = _unaccounted(spans.filter(mine))
+        notes = (*_side_by_side(table, how), *_step_notes(steps.filter(mine)), *gaps)
+        tables.append(_finish(replace(table, unaccounted_ns=unaccounted_ns), per_step, sort, notes))
     return tables
 
 
@@ -152,7 +156,7 @@ def _table(
     coarse = resolutions.get(clock, 1)
     if events.filter(pl.col("dur_ns") % coarse != 0).height:  # an instrument that also prints nanoseconds
         coarse = 1
-    return Table(family, clock, by, frame, cost_ns, _in_order(workers), coarse, tuple(_notes(estimated, frame)))
+    return Table(family, clock, by, frame, cost_ns, _in_order(workers), coarse, notes=tuple(_notes(estimated, frame)))
 
 
 def _per_step(by: tuple[str, ...], steps: pl.DataFrame, how: Topology) -> pl.DataFrame:
@@ -196,6 +200,19 @@ def _step_notes(steps: pl.DataFrame) -> tuple[str, ...]:
     spent = steps.group_by("stream", "worker", "run", "step", "tokens").agg(pl.col("self_ns").sum().alias("dur_ns"))
     suggested = suggest_skip(spent)
     return () if suggested is None else (suggested[1],)
+
+
+def _unaccounted(spans: pl.DataFrame) -> tuple[int | None, tuple[str, ...]]:
+    """Return the time inside steps that no operation accounts for, and a note that says so."""
+    if spans.is_empty():
+        return None, ()
+    length = pl.col("end_ns") - pl.col("start_ns")
+    length_ns, open_ns = spans.select(length.sum(), (length - pl.col("self_ns")).clip(0).sum().alias("open_ns")).row(0)
+    part = 100 * open_ns / length_ns if length_ns else 0.0
+    return open_ns, (
+        f"unaccounted: {open_ns / 1e6:.3f} of the {length_ns / 1e6:.3f} ms from the first start to the last end of "
+        f"each step ({part:.1f} %) lie between operations",
+    )
 
 
 def _outliers(frame: pl.DataFrame, by: Sequence[str]) -> Iterator[str]:

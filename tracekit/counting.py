@@ -19,7 +19,13 @@ _WAITING = 2
 
 _DURATION_COLUMNS = ("name", "dur_ns", "n", "self_ns", "call", "first_call")
 _DURATION_KEYS = ("dialect", "clock", "kind", "category", "worker", "stream", "run")
+_SPAN_KEYS = ("dialect", "clock", "worker", "stream", "run", "step")
+_SPAN = {"start_ns": pl.Int64(), "end_ns": pl.Int64(), "self_ns": pl.Int64(), "missing": pl.UInt32()}
 _STEP_KEYS = ("dialect", "clock", "category", "worker", "stream", "run", "step", "tokens")
+
+
+#: How parts of one step's span are put together.
+_WHOLE_SPAN = (pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("self_ns", "missing").sum())
 
 
 class Source(Protocol):
@@ -38,10 +44,13 @@ class Counts:
             printed), dur_ns, n (how often), self_ns (sum), call and first_call (highest and lowest ordinal).
         steps: the groups, dialect, clock, category, worker, stream, run, step, tokens, self_ns (sum); only what has a
             step.
+        spans: the steps of which all starts were printed, dialect, clock, worker, stream, run, step, start_ns, end_ns,
+            self_ns (sum); none where rows are filtered.
     """
 
     durations: pl.DataFrame
     steps: pl.DataFrame
+    spans: pl.DataFrame
 
 
 @dataclass(slots=True)
@@ -97,13 +106,18 @@ def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
     durations.add(empty({c: _type(c) for c in _duration_columns(keys)}))
     steps.add(empty({c: EVENTS[c] for c in (*step_keys, "self_ns")}))
 
+    spans = _Partial(lambda frame: frame.group_by(_SPAN_KEYS).agg(_WHOLE_SPAN))
+    spans.add(empty({c: EVENTS[c] for c in _SPAN_KEYS} | _SPAN))
     groups = _HeadGroups()
+    filtered = bool(only.meta.root_names())
 
     def add(batch: Batch) -> None:
         kept = _filtered(batch, only)
         durations.add(_durations(kept, keys, groups))
         if "step" in kept.rows.columns:
             steps.add(_steps(kept, step_keys, groups))
+            if "start_ns" in kept.rows.columns and not filtered:
+                spans.add(_spans(kept, groups))
 
     # One thread counts while the next batch is read; no more than two batches wait for it.
     with ThreadPoolExecutor(1) as pool:
@@ -114,7 +128,7 @@ def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
                 waiting.popleft().result()
         for done in waiting:
             done.result()
-    return Counts(durations.whole(), steps.whole())
+    return Counts(durations.whole(), steps.whole(), spans.whole().filter(pl.col("missing") == 0).drop("missing"))
 
 
 def _filtered(batch: Batch, only: pl.Expr) -> Batch:
@@ -155,6 +169,20 @@ def _steps(batch: Batch, keys: Sequence[str], groups: _HeadGroups) -> pl.DataFra
     own = "self_ns" if "self_ns" in batch.rows.columns else "dur_ns"
     counted = _grouped(known, keys, groups, [own], lambda rows, by: summed_by(rows, by, own))
     return counted.select(pl.col(c).cast(EVENTS[c]) for c in keys).with_columns(counted[own].alias("self_ns"))
+
+
+def _spans(batch: Batch, groups: _HeadGroups) -> pl.DataFrame:
+    known = Batch(batch.rows.filter(pl.col("step").is_not_null()), batch.heads, batch.constants)
+    own = "self_ns" if "self_ns" in batch.rows.columns else "dur_ns"
+    sums = [
+        pl.col("start_ns").min(),
+        (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns"),
+        pl.col(own).sum().alias("self_ns"),
+        pl.col("start_ns").null_count().alias("missing"),
+    ]
+    values = dict.fromkeys(("start_ns", "dur_ns", own))
+    counted = _grouped(known, _SPAN_KEYS, groups, list(values), lambda rows, by: rows.group_by(by).agg(sums))
+    return counted.select(pl.col(c).cast(t) for c, t in ({c: EVENTS[c] for c in _SPAN_KEYS} | _SPAN).items())
 
 
 def _grouped(

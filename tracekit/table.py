@@ -74,6 +74,7 @@ def table_json(table: Table, limit: int | None) -> dict[str, Any]:
         "clock": table.clock,
         "by": list(table.by),
         "cost_ns": table.cost_ns,
+        "unaccounted_ns": table.unaccounted_ns,
         "resolution_ns": table.resolution_ns,
         "workers": list(table.workers),
         "notes": [DIAGNOSTIC, *table.notes],
