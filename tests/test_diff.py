@@ -255,6 +255,38 @@ def test_short_operations_are_not_judged_by_their_rounding(tmp_path: Path) -> No
     assert row["resolution_ns"] == 8 * 1000
 
 
+def test_filters_of_steps_choose_steps_and_others_do_not(tmp_path: Path, samples: Path) -> None:
+    a, b = (write_run(tmp_path / f"{n}.log", n, prompt=16) for n in range(2))
+    by_phase = diff(repeats(a, phase="decode"), repeats(b, phase="decode"), Settings())[0]
+    by_width = compared([a], [b], where=["tokens=1"])
+    assert by_phase.total.equals(by_width.total)
+    assert by_width.a.steps == 12
+    whole, part = compared([a], [b]), compared([a], [b], where=["op=GET_ROWS,ROPE"])
+    taken = part.rows["per_step_a_ns"].sum()
+    assert taken == whole.rows.filter(whole.rows["op"].is_in(["GET_ROWS", "ROPE"]))["per_step_a_ns"].sum()
+    # One rank of two: the mean of both, though the other has nothing of it, unless one is chosen.
+    log = samples / "vllm_eager_tp2.log"
+    text = "".join(
+        line for line in log.read_text().splitlines(keepends=True) if "rank=1 label=qwen3_moe.attn.rope" not in line
+    )
+    (tmp_path / "w.log").write_text(text)
+    both = compared([tmp_path / "w.log"], [log], where=["op=qwen3_moe.attn.rope"])
+    first = compared([tmp_path / "w.log"], [log], where=["op=qwen3_moe.attn.rope", "worker=rank 0"])
+    assert 2 * both.total["per_step_a_ns"].item() == pytest.approx(first.total["per_step_a_ns"].item(), abs=2)
+
+
+def test_what_is_left_out_is_named(tmp_path: Path, samples: Path) -> None:
+    a = tmp_path / "a"
+    write_run(a / "w.log", 1)
+    (a / "kernels.log").write_bytes((samples / "generated" / "b_moe_kernel_waits.log").read_bytes())
+    found = compared([a], [write_run(tmp_path / "b.log", 2)])
+    assert "A also holds llm-scaler (backlog)" in next(c.message for c in found.caveats if c.code == "not-compared")
+    short = write_run(tmp_path / "short.log", 3, steps=2)
+    few = diff(repeats(a / "w.log", short, first=5), repeats(tmp_path / "b.log", first=5), Settings())[0]
+    assert "short.log has no cost" in next(c.message for c in few.caveats if c.code == "not-compared")
+    assert few.a.runs == 1
+
+
 def test_conditions() -> None:
     assert Condition.parse("total-slower:2.5%") == Condition("total-slower:2.5%", "slower", 0.025, total=True)
     assert Condition.parse("only-in-b").verdict == "only in B"

@@ -137,8 +137,14 @@ def diff(a: Sequence[Repeat], b: Sequence[Repeat], settings: Settings) -> list[C
         [c for r in side for c in costs(r.run, r.label, by, settings.where, settings.arrangement)] for side in (a, b)
     ]
     found = []
-    for left, right in _matched(*sides):
-        told = (*same_log, *caveats.of_manifests([r.manifest for r in a], [r.manifest for r in b]))
+    pairs = list(_matched(*sides))
+    told = (
+        *same_log,
+        *caveats.of_manifests([r.manifest for r in a], [r.manifest for r in b]),
+        *_left_out("A", a, sides[0], [left for left, _ in pairs]),
+        *_left_out("B", b, sides[1], [right for _, right in pairs]),
+    )
+    for left, right in pairs:
         synced = all(r.manifest is not None for r in (*a, *b))  # then a difference is told
         found.append(_compare(left, right, by, settings, told, synced=synced))
     if not found:
@@ -156,6 +162,19 @@ def _same_logs(a: Sequence[Repeat], b: Sequence[Repeat]) -> Iterator[Caveat]:
             raise UsageError(f"{doubled[0]} stands twice in {name}: a repeat is another run, not the same log again")
     if both := sorted({s.path for r in a for s in r.run.streams} & {s.path for r in b for s in r.run.streams}):
         yield Caveat("same-log", f"A and B hold the same log: {both[0]}")
+
+
+def _left_out(
+    name: str, side: Sequence[Repeat], costs: Sequence[RunCosts], compared: Sequence[Sequence[RunCosts]]
+) -> Iterator[Caveat]:
+    """Name what a side has and the comparison has not."""
+    used = {(r.family, r.clock) for runs in compared for r in runs}
+    if others := sorted({(r.family, r.clock) for r in costs} - used):
+        what = ", ".join(f"{family} ({clock})" for family, clock in others)
+        yield Caveat("not-compared", f"{name} also holds {what}, which the other side has not: not compared")
+    for repeat in side:
+        if used and not any(r.label == repeat.label or r.label.startswith(f"{repeat.label} (run ") for r in costs):
+            yield Caveat("not-compared", f"{name}: {repeat.label} has no cost in what was selected: left out")
 
 
 def _matched(a: Sequence[RunCosts], b: Sequence[RunCosts]) -> Iterator[tuple[list[RunCosts], list[RunCosts]]]:

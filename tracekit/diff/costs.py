@@ -26,6 +26,8 @@ Center = Literal["mean", "median"]
 Per = Literal["step", "call"]
 
 _STEP = ("dialect", "clock", "stream", "run", "worker", "step", "phase", "tokens")
+#: Columns that are the same for all of a worker's step.
+_WHOLE_STEPS = ("dialect", "stream", "run", "worker", "rank", "step", "phase", "tokens")
 _STEP_COLUMNS = (*_STEP, "family", "dur_ns")
 _CELL = ("dialect", "clock", "category", "stream", "run", "worker", "step")
 
@@ -143,9 +145,9 @@ def costs(
     Raises:
         NothingRecognisedError: the logs hold no record.
     """
-    only = condition(where)
-    cells, steps, seen = _pass(run, by, only)
-    printed_cells, printed_steps = _printed(run, by, only)
+    only, which = condition(where), condition(_of_steps(where))
+    cells, steps, seen = _pass(run, by, only, which)
+    printed_cells, printed_steps = _printed(run, by, only, which)
     stepped = cells.filter(pl.col("step").is_not_null())
     told = pl.concat([stepped, printed_cells.join(stepped, on=["family", "clock"], how="anti")])
     steps = pl.concat([steps, printed_steps.join(steps, on=["family", "clock"], how="anti")])
@@ -170,8 +172,15 @@ def costs(
 _NO_COUNTS = pl.DataFrame(schema={"worker": pl.String, "steps": pl.UInt32})
 
 
-def _pass(run: Run, by: Sequence[str], only: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Read the events once: cells (with `only`), steps (without) and the layers seen."""
+def _of_steps(where: Sequence[str]) -> list[str]:
+    """Return the filters that choose steps or workers: what others ask for, a step may lack and still count."""
+    return [item for item in where if item.partition("=")[0] in _WHOLE_STEPS]
+
+
+def _pass(
+    run: Run, by: Sequence[str], only: pl.Expr, which: pl.Expr
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Read the events once: cells (that `only` takes), steps (that `which` takes) and the layers seen."""
     keys = list(dict.fromkeys((*by, *_CELL)))
     wanted = list(dict.fromkeys((*keys, *_STEP, "layer", *only.meta.root_names())))
     cells = [empty({c: EVENTS[c] for c in (*keys, "self_ns")} | _MORE)]
@@ -185,7 +194,7 @@ def _pass(run: Run, by: Sequence[str], only: pl.Expr) -> tuple[pl.DataFrame, pl.
         packed = marked(Batch(sums, batch.heads, batch.constants))
         frame = packed.frame({c: EVENTS[c] for c in (*wanted, "self_ns")} | _MORE)
         cells.append(frame.filter(only).group_by(*keys, FUSED).agg(pl.col("self_ns", "calls").sum()))
-        timed = frame.filter(pl.col("step").is_not_null(), _is_cost())
+        timed = frame.filter(which, pl.col("step").is_not_null(), _is_cost())
         steps.append(timed.group_by(_STEP).agg(pl.col("self_ns").sum().alias("dur_ns")))
         layers.append(frame.filter(pl.col("layer").is_not_null()).select("dialect", "clock", "layer").unique())
     passes = pl.concat([_plain(s.select(steps[0].columns), run) for s in steps])
@@ -224,14 +233,14 @@ def _resolution(run: Run, clock: str, cells: pl.DataFrame) -> int:
     return 1 if cells.filter(pl.col("self_ns") % coarse != 0).height else coarse
 
 
-def _printed(run: Run, by: Sequence[str], only: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _printed(run: Run, by: Sequence[str], only: pl.Expr, which: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return cells and steps of the steps that the engine itself printed, with what it printed of each."""
     keys = list(dict.fromkeys((*by, *_CELL)))
     rows = run.summaries.filter(pl.col("step").is_not_null()).collect()
     own = label_self_ns(rows) if rows.height else rows.with_columns(pl.lit(0, dtype=pl.Int64).alias("cost_ns"))
     own = own.with_columns(pl.lit(None, dtype=pl.String).alias(FUSED))
     cells = own.filter(only).group_by(*keys, FUSED).agg(pl.col("cost_ns").sum().alias("self_ns"), pl.col("calls").sum())
-    timed = run.printed_steps.filter(pl.col("step").is_not_null())
+    timed = run.printed_steps.filter(which, pl.col("step").is_not_null())
     clocks = rows.select("stream", "line", "clock").unique(["stream", "line"])
     steps = timed.join(clocks, on=["stream", "line"], how="inner").select(*_STEP, "dur_ns")
     return _plain(cells, run).select(_cell_columns(by)), _plain(steps, run).select(_STEP_COLUMNS)
@@ -264,13 +273,9 @@ def _finished(part: RunCosts) -> RunCosts:
     order = marks.select("run", "step").unique().sort("run", "step").with_row_index("index")
     marks = marks.join(order, on=["run", "step"], maintain_order="left").with_columns(pl.col("index").alias("step"))
     cells = part.cells.join(order, on=["run", "step"]).with_columns(pl.col("index").alias("step"))
-    there = cells["worker"].unique()
-    counts = marks.filter(pl.col("worker").is_in(there.implode())).group_by("worker").agg(
-        pl.col("step").n_unique().alias("steps")
-    )  # fmt: skip
+    counts = marks.group_by("worker").agg(pl.col("step").n_unique().alias("steps"))
     waits = cells.filter(pl.col("category") == "wait")
     notes = part.notes if suggestion is None else (*part.notes, suggestion[1])
-    marks = marks.filter(pl.col("worker").is_in(there.implode()))
     return replace(
         part, cells=cells.filter(_is_cost()).drop("index"), steps=marks.drop("index"), counts=counts.sort("worker"),
         idle_ns=int(waits["self_ns"].sum() or 0), notes=notes,
@@ -290,7 +295,7 @@ def _without_steps(
     if pairs <= known:
         return
     split = list(dict.fromkeys((*by, "category", "worker", "run")))
-    named = buckets(run, ["name", "worker", "run"])
+    named = buckets(run, ["name", "worker", "run"], where=_of_steps(where))
     skips = not run.findings.filter(pl.col("code") == "skip-first").collect().is_empty()
     passes = {(t.family, t.clock): _passes(t.frame.clear() if skips else t.frame) for t in named}
     for table in buckets(run, split, where=where):
