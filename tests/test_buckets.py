@@ -114,6 +114,7 @@ def test_where_filters_and_patterns(folder: Path) -> None:
     total = {
         ("op=MUL*",): 3000,
         ("op=MUL,ROPE",): 5000,
+        ("op=*U*MA*",): 2000,
         ("op=MUL*", "layer=2"): 2000,
         ("worker=w",): 7000,
         ("name=x-[12]",): 7000,

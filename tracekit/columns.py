@@ -38,8 +38,9 @@ def condition(where: Sequence[str]) -> pl.Expr:
 
 
 def _pattern(value: str) -> str:
-    """A shell pattern as a regular expression that polars takes."""
-    return "^(?s:" + translate(value).removeprefix("(?s:").replace(r")\Z", ")$").replace(r")\z", ")$")
+    """A shell pattern as a regular expression of polars, which knows no atomic groups (they change nothing here)."""
+    plain = translate(value).replace("(?>", "(?:").removeprefix("(?s:")
+    return "^(?s:" + plain.replace(r")\Z", ")$").replace(r")\z", ")$")
 
 
 def natural(column: str) -> pl.Expr:
