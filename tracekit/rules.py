@@ -7,7 +7,7 @@ TRACEKIT_RULES names is read instead. Each file is checked when it is read.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,7 +81,7 @@ class Rename:
 def layer_rules() -> tuple[LayerRule, ...]:
     """Return the layer patterns, the first that matches first."""
     name = "layers.toml"
-    rules = tuple(_build(LayerRule, name, row) for row in _read(name)["rule"])
+    rules = load(LayerRule, name, "rule", patterns=("pattern",))
     for rule in rules:
         if re.compile(rule.pattern).groups != 1:
             raise _bad(name, f"the pattern {rule.pattern!r} must have exactly one group, the layer's number")
@@ -92,12 +92,11 @@ def layer_rules() -> tuple[LayerRule, ...]:
 def category_rules() -> tuple[CategoryRule, ...]:
     """Return the category rules, the first that matches first; the last matches everything."""
     name = "categories.toml"
-    content = _read(name)
-    rules = tuple(_build(CategoryRule, name, row) for row in content["rule"])
-    allowed = set(content["categories"])
+    rules = load(CategoryRule, name, "rule", patterns=("op", "name"))
+    allowed = set(_taxonomy())
     if unknown := {r.category for r in rules} - allowed:
         raise _bad(name, f"unknown category {', '.join(sorted(unknown))}; allowed are {', '.join(sorted(allowed))}")
-    if rules[-1] != CategoryRule(rules[-1].category):
+    if not rules or rules[-1] != CategoryRule(rules[-1].category):
         raise _bad(name, "the last rule must match everything")
     return rules
 
@@ -105,7 +104,15 @@ def category_rules() -> tuple[CategoryRule, ...]:
 @cache
 def categories() -> tuple[str, ...]:
     """Return the taxonomy in its declared order."""
-    return tuple(_read("categories.toml")["categories"])
+    return _taxonomy()
+
+
+def _taxonomy() -> tuple[str, ...]:
+    name = "categories.toml"
+    found = _read(name).get("categories")
+    if not isinstance(found, list) or not all(isinstance(c, str) for c in found):
+        raise _bad(name, "needs categories = [...], the names there are")
+    return tuple(found)
 
 
 #: Categories that are shown but not counted as cost: no work at all, and waiting for other processes.
@@ -116,7 +123,7 @@ NOT_COST = ("view", "wait")
 def declared_regions() -> tuple[Region, ...]:
     """Return the classes of regions as declared: of two that match a label the first is taken."""
     name = "regions.toml"
-    found = tuple(_build(Region, name, row) for row in _read(name)["region"])
+    found = load(Region, name, "region", patterns=("label",))
     names = {r.name for r in found}
     for region in found:
         if unknown := {*region.inside, *region.or_inside, region.opens or region.name} - names:
@@ -142,14 +149,14 @@ def regions() -> tuple[Region, ...]:
 @cache
 def markers() -> tuple[Marker, ...]:
     """Return the known markers that no dialect reads yet."""
-    return tuple(_build(Marker, "markers.toml", row) for row in _read("markers.toml")["marker"])
+    return load(Marker, "markers.toml", "marker")
 
 
 @cache
 def notices() -> tuple[Notice, ...]:
     """Return what tracekit's instruments may say of themselves in a log."""
     name = "notices.toml"
-    found = tuple(_build(Notice, name, row) for row in _read(name)["notice"])
+    found = load(Notice, name, "notice", patterns=("pattern",))
     for notice in found:
         if notice.severity not in ("fault", "note") or re.compile(notice.pattern).groups > 1:
             raise _bad(name, f"notice {notice.pattern!r}: severity must be fault or note, and at most one group")
@@ -160,7 +167,7 @@ def notices() -> tuple[Notice, ...]:
 def renames() -> tuple[Rename, ...]:
     """Return the fused operations and their parts, the first that matches first."""
     name = "renames.toml"
-    found = tuple(_build(Rename, name, row) for row in _read(name)["rename"])
+    found = load(Rename, name, "rename", patterns=("op", "name"))
     if doubled := {r.new for r in found if sum(o.new == r.new for o in found) > 1}:
         raise _bad(name, f"{', '.join(sorted(doubled))} is named twice")
     return found
@@ -174,21 +181,36 @@ def path(name: str) -> Path:
     return Path(__file__).parent / "rules" / name
 
 
+def load(kind: type[T], name: str, key: str, patterns: Sequence[str] = ()) -> tuple[T, ...]:
+    """Return the tables ``[[key]]`` of a rule file, each as one of `kind` (a dataclass: its fields are the schema).
+
+    Args:
+        patterns: fields that hold regular expressions.
+
+    Raises:
+        UsageError: the file cannot be read, or a table is not as the schema says.
+    """
+    tables = _read(name).get(key)
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        raise _bad(name, f"needs tables [[{key}]]")
+    return tuple(_build(kind, name, key, table, patterns) for table in tables)
+
+
 def _read(name: str) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path(name).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _bad(name, str(error)) from error
 
 
-def _build(kind: type[T], name: str, row: Mapping[str, Any]) -> T:
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+def _build(kind: type[T], name: str, key: str, table: Mapping[str, Any], patterns: Sequence[str]) -> T:
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     try:
         built = kind(**values)
-        for key in ("label",) if kind is Region else ("pattern", "op", "name"):
-            re.compile(str(values.get(key) or ""))
+        for field in patterns:
+            re.compile(str(values.get(field) or ""))
     except (TypeError, re.error) as error:
-        raise _bad(name, f"rule {dict(row)}: {error}") from error
+        raise _bad(name, f"[[{key}]] {dict(table)}: {error}") from error
     return built
 
 

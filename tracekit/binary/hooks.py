@@ -2,13 +2,12 @@
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tracekit import rules
 from tracekit.binary.elf import DamagedError, Elf, Source, is_elf, opened
@@ -73,28 +72,25 @@ def declared() -> tuple[Hook, ...]:
     Raises:
         UsageError: the file is damaged or a hook is not declared right.
     """
-    path = rules.path(_RULES)
-    try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))["hook"]
-        found = tuple(_declared(row) for row in rows)
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from error
+    found = rules.load(Hook, _RULES, "hook")
+    for hook in found:
+        if wrong := _wrong(hook):
+            raise UsageError(f"{rules.path(_RULES)}: hook {hook.variable!r}: {wrong}")
     return found
 
 
-def _declared(row: Mapping[str, Any]) -> Hook:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    if not isinstance(values.get("markers"), tuple) or not all(values["markers"]):
-        raise ValueError(f"hook {values.get('variable')}: markers must be a list of texts")
-    hook = Hook(**values)
+def _wrong(hook: Hook) -> str:
+    """Return what is wrong with a hook, nothing if it is declared right."""
+    if type(hook.markers) is not tuple or not all(hook.markers):
+        return "markers must be a list of texts"
     if not re.fullmatch(r"[A-Z][A-Z0-9_]+", hook.variable):
-        raise ValueError(f"hook {hook.variable!r}: a variable is capital letters, digits and _")
+        return "a variable is capital letters, digits and _"
     if hook.language not in get_args(Language):
-        raise ValueError(f"hook {hook.variable}: language is {hook.language!r}, expected binary or python")
+        return f"language is {hook.language!r}, expected binary or python"
     for text in (hook.variable, *hook.markers):
         if len(text.encode()) > _MAX_LITERAL:
-            raise ValueError(f"hook {hook.variable}: {text[:40]!r}... is longer than {_MAX_LITERAL} bytes")
-    return hook
+            return f"{text[:40]!r}... is longer than {_MAX_LITERAL} bytes"
+    return ""
 
 
 def is_read(marker: str) -> bool:

@@ -1,6 +1,5 @@
 """Presets: which variables a timing run sets, and what to know about them. Data: ``tracekit/rules/presets.toml``."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,11 +75,7 @@ def presets() -> tuple[Preset, ...]:
     Raises:
         UsageError: the file is not as its schema says.
     """
-    try:
-        with rules.path(FILE).open("rb") as file:
-            found = tuple(Preset(**row) for row in tomllib.load(file)["preset"])
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{rules.path(FILE)}: {error}") from error
+    found = rules.load(Preset, FILE, "preset")
     for one in found:
         if one.topology not in TOPOLOGIES or not one.env or set(one.options) - set(OPTIONS):
             raise UsageError(

@@ -5,7 +5,6 @@ looked for only until it is found. Patterns are data: ``tracekit/rules/stalls.to
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,14 +35,7 @@ def patterns(extra: Sequence[str] = ()) -> tuple[Pattern, ...]:
     Raises:
         UsageError: the file is not as its schema says, or a text is empty or too long.
     """
-    name = "stalls.toml"
-    try:
-        with rules.path(name).open("rb") as file:
-            rows = tomllib.load(file)["pattern"]
-        shipped = [Pattern(**row) for row in rows]
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{rules.path(name)}: {error}") from error
-    found = [_given(text) for text in extra] + shipped
+    found = [*map(_given, extra), *rules.load(Pattern, "stalls.toml", "pattern")]
     for pattern in found:
         if not 0 < len(pattern.text.encode()) <= PATTERN_BYTES or pattern.times < 1:
             raise UsageError(

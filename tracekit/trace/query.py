@@ -7,7 +7,6 @@ import contextlib
 import platform
 import shutil
 import sys
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,13 +39,7 @@ def named_queries() -> dict[str, NamedQuery]:
     Raises:
         UsageError: the file of one's own is broken.
     """
-    path = rules.path("queries.toml")
-    try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))["query"]
-        found = [NamedQuery(**row) for row in rows]
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: {error}; each [[query]] needs name, meaning and sql") from error
-    return {q.name: q for q in found}
+    return {q.name: q for q in rules.load(NamedQuery, "queries.toml", "query")}
 
 
 def trace_processor(given: str | Path | None = None, *, download: bool = False) -> Path:
