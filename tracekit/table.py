@@ -174,7 +174,7 @@ def render_layers(tables: Sequence[LayerTable], ledger: Mapping[str, Any], form:
             {"family": t.family, "clock": t.clock, "columns": list(t.columns), "rows": t.frame.to_dicts()}
             for t in tables
         ]
-        return json.dumps({"schema": SCHEMA, "tables": found, "coverage": ledger}) + "\n"
+        return json.dumps({"schema": SCHEMA, "notes": [DIAGNOSTIC], "tables": found, "coverage": ledger}) + "\n"
     parts = [
         t.frame.unpivot(t.columns, index=["layer", "stands_out"], variable_name="column", value_name="self_ns").select(
             pl.lit(t.family).alias("family"), pl.lit(t.clock).alias("clock"), pl.all()
@@ -207,14 +207,16 @@ def render_steps(steps: pl.DataFrame, ledger: Mapping[str, Any], form: str, limi
     """Return steps in one of `FORMATS`; CSV carries the categories as JSON."""
     shown = steps if limit is None else steps.head(limit)
     if form == "json":
-        return json.dumps({"schema": SCHEMA, "steps": shown.to_dicts(), "coverage": ledger}) + "\n"
+        found = shown.to_dicts()
+        return json.dumps({"schema": SCHEMA, "notes": [DIAGNOSTIC], "steps": found, "coverage": ledger}) + "\n"
     if form in ("csv", "jsonl", "parquet"):
         if form == "csv":
             packed = [json.dumps({c["category"]: c["self_ns"] for c in row}) for row in shown["categories"].to_list()]
             shown = shown.with_columns(pl.Series("categories", packed, dtype=pl.String))
         return _data(shown.with_columns(pl.col(pl.Categorical()).cast(pl.String)), form)
     markdown = form == "markdown"
-    lines = [steps_grid(shown).body(markdown=markdown), ""]
+    heading = f"steps, self time of each ({DIAGNOSTIC})"
+    lines = [f"### {heading}\n" if markdown else heading, steps_grid(shown).body(markdown=markdown), ""]
     if steps.height > shown.height:
         lines.append(f"{steps.height - shown.height} more steps (--limit 0 shows all)")
     if steps.is_empty():
@@ -242,7 +244,8 @@ def _step_cells(row: Mapping[str, Any]) -> list[str]:
 def render_budgets(budgets: Sequence[Budget], ledger: Mapping[str, Any], form: str) -> str:
     """Return budgets as a table, Markdown or JSON."""
     if form == "json":
-        return json.dumps({"schema": SCHEMA, "budgets": [b.as_json() for b in budgets], "coverage": ledger}) + "\n"
+        found = [b.as_json() for b in budgets]
+        return json.dumps({"schema": SCHEMA, "notes": [DIAGNOSTIC], "budgets": found, "coverage": ledger}) + "\n"
     markdown = form == "markdown"
     return "\n".join([*(budget_text(b, markdown=markdown) for b in budgets), counts_text(ledger, markdown=markdown)])
 
