@@ -19,7 +19,8 @@ Not told: rank, layer, step, token, time. The k-th ``up`` of a device is layer `
 number ``n`` of layers with experts is known: from the forwards that vLLM printed in the same log, or by
 ``--moe-layers``; if a device's count is no whole number of passes there are no steps, and that is said. A record is
 seven writes to an unbuffered stream, so workers that share one standard error tear each other's records at those
-seams: `tracekit.parsers.torn` rebuilds them.
+seams: `tracekit.parsers.torn` rebuilds them. Values come back almost
+whole; a device or kernel that the text does not settle is null. Measured figures are in ``docs/reading.md``.
 
 The patch ``llm-scaler-moe`` of tracekit prints each record in one write, with more behind it::
 
