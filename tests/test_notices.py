@@ -109,3 +109,14 @@ def test_workers_without_a_rank_are_told_apart_by_their_process(tmp_path: Path) 
     events = read(tmp_path / "worker.log").events.collect()
     assert events["worker"].cast(pl.String).to_list() == ["pid8", "rank 2", "pid9"]
     assert events["rank"].to_list() == [None, 2, None]
+
+
+def test_layers_are_counted_for_each_process(tmp_path: Path) -> None:
+    """Two processes take turns on one device number: each has its own passes of two layers."""
+    log = tmp_path / "worker.log"
+    names = ("moe ws up int4", "moe ws down int4") * 4
+    lines = [(KERNEL % (n, pid, n)).replace("moe up", name) for n, name in enumerate(names, 1) for pid in (8, 9)]
+    log.write_text("".join(f"{line}\n" for line in lines))
+    events = read(log, moe_layers=2).events.filter(pl.col("pid") == 8).collect()
+    assert events["layer"].to_list() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert events["step"].to_list() == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -213,7 +213,8 @@ class LogReading:
     def _pairs(self, name: str, rows: pl.DataFrame, forwards: int) -> pl.DataFrame:
         """Add step and layer to pairs of kernels, if it is known how many layers there are."""
         device = self._head(name, "device").gather(rows["head"])
-        told = rows.select("line", pl.coalesce(*(c for c in ("rank",) if c in rows.columns), device).alias("device"))
+        process = [c for c in ("rank", "own_pid") if c in rows.columns]
+        told = rows.select("line", pl.coalesce(*process, device).alias("device"))
         told = told.with_columns(self._head(name, "name").gather(rows["head"]).alias("name"))
         layers = self.moe_layers or moe.layers_from(told, forwards)
         if layers is None:
