@@ -14,7 +14,7 @@ from typing import Protocol
 import polars as pl
 
 from tracekit import rules
-from tracekit.columns import check_columns, condition, natural
+from tracekit.columns import check_columns, condition, natural, natural_order
 from tracekit.counting import Source, count
 from tracekit.enrich import label_self_ns
 from tracekit.errors import UsageError
@@ -156,7 +156,16 @@ def _table(
     coarse = resolutions.get(clock, 1)
     if events.filter(pl.col("dur_ns") % coarse != 0).height:  # an instrument that also prints nanoseconds
         coarse = 1
-    return Table(family, clock, by, frame, cost_ns, _in_order(workers), coarse, notes=tuple(_notes(estimated, frame)))
+    return Table(
+        family,
+        clock,
+        by,
+        frame,
+        cost_ns,
+        tuple(natural_order(workers.to_list())),
+        coarse,
+        notes=tuple(_notes(estimated, frame)),
+    )
 
 
 def _per_step(by: tuple[str, ...], steps: pl.DataFrame, how: Topology) -> pl.DataFrame:
@@ -236,11 +245,6 @@ def _finish(table: Table, per_step: pl.DataFrame, sort: str, notes: tuple[str, .
     frame = frame.with_columns(pl.when(rests).then("per_step_ns").alias("per_step_ns"))
     notes = (*table.notes, *_outliers(frame, table.by), *notes)
     return replace(table, frame=_sorted(frame, table.by, sort), notes=notes)
-
-
-def _in_order(names: pl.Series) -> tuple[str, ...]:
-    frame = names.alias("worker").to_frame()
-    return tuple(frame.sort(natural("worker"))["worker"])
 
 
 def _choose(counts: pl.DataFrame, summaries: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -1,5 +1,6 @@
 """The columns that rows can be grouped and filtered by, and their natural order."""
 
+import re
 from collections.abc import Sequence
 from fnmatch import translate
 
@@ -41,6 +42,19 @@ def _pattern(value: str) -> str:
     """A shell pattern as a regular expression of polars, which knows no atomic groups (they change nothing here)."""
     plain = translate(value).replace("(?>", "(?:").removeprefix("(?s:")
     return "^(?s:" + plain.replace(r")\Z", ")$").replace(r")\z", ")$")
+
+
+def natural_order(names: Sequence[str]) -> list[str]:
+    """Sort names so that numbers in them count as numbers.
+
+    >>> natural_order(["rank 10", "rank 2"])
+    ['rank 2', 'rank 10']
+    """
+
+    def key(name: str) -> list[tuple[int, int, str]]:
+        return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name) if p]
+
+    return sorted(names, key=lambda n: (key(n), n))
 
 
 def natural(column: str) -> pl.Expr:

@@ -308,15 +308,16 @@ class RecordReader:
     def _rows(dialect: Dialect, records: pl.DataFrame, ids: pl.Series, numbers: pl.DataFrame) -> pl.DataFrame:
         return records.select(*PLACE, "pid").with_columns(ids.alias("head"), *numbers.get_columns())
 
-    @staticmethod
-    def _numbers(dialect: Dialect, tail: pl.Series) -> pl.DataFrame:
+    def _numbers(self, dialect: Dialect, tail: pl.Series) -> pl.DataFrame:
         """Read the text behind the cut; null numbers where anything but the declared ones stands there."""
         first = dialect.fields[0]
         if dialect.plain_number and tail.str.contains(r"^\d+$").all():
             return tail.to_frame("tail").select(first.value(pl.col("tail")).alias(first.column))
         groups = tail.str.extract_groups("^" + dialect.tail_regex).struct.unnest()
-        numbers = RecordReader._values(dialect, groups)
-        clean = (groups["rest"] == "") & ~tail.str.contains(dialect.cut, literal=True)
+        numbers = self._values(dialect, groups)
+        # The value of a trailing pair may hold anything but the next record.
+        another = tail.str.contains_any([dialect.cut, *(d.marker for d in self.dialects)])
+        clean = (groups["rest"] == "") & ~another
         if clean.all():
             return numbers
         return numbers.select(pl.when(clean).then(pl.all()))

@@ -9,6 +9,7 @@ import polars as pl
 
 from tracekit.bucketing import NUMBERS, Table
 from tracekit.budget import Budget, sentences
+from tracekit.columns import natural_order
 from tracekit.frame import COVERAGE
 from tracekit.grid import Grid
 from tracekit.layering import LayerTable
@@ -262,7 +263,7 @@ def budget_grid(budget: Budget) -> Grid:
     """Return one budget as words."""
     order = budget.frame.group_by("category").agg(pl.col("per_step_ns").sum())
     names = order.sort("per_step_ns", "category", descending=[True, False])["category"].to_list()
-    workers = budget.frame["worker"].cast(pl.String).unique().sort().to_list()
+    workers = natural_order(budget.frame["worker"].cast(pl.String).unique().to_list())
     spent = {(r["category"], str(r["worker"])): r["per_step_ns"] for r in budget.frame.iter_rows(named=True)}
     whole = max(budget.per_step_ns, budget.implied_ns or 0) or 1
     rows = []

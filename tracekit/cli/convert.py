@@ -76,7 +76,6 @@ def command(
     if min_dur != min_dur:
         raise UsageError("--min-dur nan: expected microseconds")
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    run.require_records()
     report = write_trace(
         run,
         target,
@@ -86,6 +85,7 @@ def command(
         where=condition(where) if where else None,
         min_dur_ns=round(min_dur * 1000),
         progress=options.bar("writing"),
+        surveyed=run.require_records,
     )
     placed = f", layout {report.layout}: {report.reason}" if report.layout else ""
     aggregates = f" and {report.aggregates} aggregate slices" if report.aggregates else ""

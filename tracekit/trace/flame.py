@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.trace.source import TraceSource, natural_order, selected, wanted
+from tracekit.columns import natural_order
+from tracekit.trace.source import TraceSource, selected, wanted
 
 _COLUMNS = ("worker", "category", "op", "layer", "kind", "step", "dur_ns", "self_ns")
 _KEYS = ("worker", "category", "op", "layer")

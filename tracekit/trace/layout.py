@@ -7,8 +7,8 @@ from typing import Literal
 
 import polars as pl
 
+from tracekit.columns import natural_order
 from tracekit.errors import UsageError
-from tracekit.trace.source import natural_order
 from tracekit.trace.survey import Survey
 
 Layout = Literal["sequential", "pipeline", "ranks", "arrival", "start"]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from tracekit.columns import natural_order
 from tracekit.trace.layout import LAYOUTS, TIMES, Layout, Plan
 from tracekit.trace.placement import Moves, TrackKey
-from tracekit.trace.source import natural_order
 from tracekit.trace.survey import Survey
 
 #: Name of the track that tells about the trace.

@@ -1,6 +1,5 @@
 """What a trace is written from, and how its rows are cut into pieces that hold whole trees."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -216,16 +215,3 @@ def runs(*keys: npt.NDArray[np.generic]) -> Ints:
     for key in keys:
         changes[1:] |= key[1:] != key[:-1]
     return np.flatnonzero(changes)
-
-
-def natural_order(names: Sequence[str]) -> list[str]:
-    """Sort names so that numbers in them count as numbers.
-
-    >>> natural_order(["rank 10", "rank 2"])
-    ['rank 2', 'rank 10']
-    """
-
-    def key(name: str) -> list[tuple[int, int, str]]:
-        return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name) if p]
-
-    return sorted(names, key=lambda n: (key(n), n))

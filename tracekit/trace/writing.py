@@ -1,6 +1,6 @@
 """`write_trace`: reads a source twice, once to see what there is and once to place and write it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,7 @@ def write_trace(
     min_dur_ns: int = 0,
     arguments: Sequence[str] = ARGUMENTS,
     progress: Progress | None = None,
+    surveyed: Callable[[], None] | None = None,
 ) -> TraceReport:
     """Write events as a trace. They are read twice and never held whole.
 
@@ -71,6 +72,7 @@ def write_trace(
         min_dur_ns: hides shorter events. They keep their time.
         arguments: what slices tell besides name and category, some of `ARGUMENTS`.
         progress: called now and then with the events written and the events there are.
+        surveyed: called after the first reading, before anything is written; what it raises ends the work.
 
     Raises:
         UsageError: an unknown layout, format or argument; a layout that needs what the log does not tell, or for a
@@ -78,6 +80,7 @@ def write_trace(
         OutputError: the file cannot be written.
     """
     path = Path(path)
+    surveyed = surveyed or (lambda: None)
     if format == "auto":
         format = format_of(path)
     if format not in FORMATS:
@@ -89,8 +92,11 @@ def write_trace(
     if format in ("speedscope", "folded"):
         if layout != "auto":
             raise UsageError(f"layout {layout} is for timelines; a flame graph ({format}) has none")
-        return _write_flame(source, path, format, steps, _shown(where, min_dur_ns))
+        rows = stacks(source, steps=steps, where=_shown(where, min_dur_ns))
+        surveyed()
+        return _write_flame(source.label, path, format, rows)
     known = survey(source, steps=steps, where=where, min_dur_ns=min_dur_ns)
+    surveyed()
     decided = plan(known, layout, source.topology)
     texts = Texts()
     with whole_file(path) as beside, beside.open("wb") as file:
@@ -126,14 +132,11 @@ def _shown(where: pl.Expr | None, min_dur_ns: int) -> pl.Expr | None:
     return pl.all_horizontal(conditions) if conditions else None
 
 
-def _write_flame(
-    source: TraceSource, path: Path, format: str, steps: range | None, shown: pl.Expr | None
-) -> TraceReport:
-    rows = stacks(source, steps=steps, where=shown)
+def _write_flame(label: str, path: Path, format: str, rows: pl.DataFrame) -> TraceReport:
     with whole_file(path) as beside, beside.open("wb") as file:
         if format == "folded":
             write_folded(rows, file)
         else:
-            write_speedscope(rows, source.label, __version__, file)
+            write_speedscope(rows, label, __version__, file)
     note = "widths are self time in ns, summed over calls; samples and printed summaries are left out"
     return TraceReport(path, format, "", "", int(rows["calls"].sum()), 0, rows["worker"].n_unique(), (note,))
