@@ -48,8 +48,10 @@ def whole(text: str) -> pl.DataFrame:
         run = read(log)
         events = run.events.collect()
         assert run.rejects.collect().is_empty()
-        faults = run.findings.collect().filter((pl.col("severity") == "fault") | (pl.col("code") == "text-behind"))
-        assert faults.is_empty(), faults.to_dicts()
+        # Names at random make no model's graph, so what is said of steps does not count here.
+        found = run.findings.collect()
+        lost = found.filter(pl.col("code").is_in(["rejected", "lost-lines", "text-behind", "quoted-marker"]))
+        assert lost.is_empty(), lost.to_dicts()
     return events
 
 
