@@ -356,3 +356,17 @@ def test_optional_words_go_with_their_value(tmp_path: Path) -> None:
     assert read_spec(path, values={"model": "M"}).processes[0].argv == ("x", "-m", "M", "{json: 1}")
     with pytest.raises(UsageError, match=r"has no value colour to set \(its values: model\)"):
         read_spec(path, values={"colour": "red"})
+
+
+@pytest.mark.parametrize("options", [(), ("--tty",), ("--zstd",)])
+def test_a_program_inherits_nothing_of_tracekits_own(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A copy of a reading end in a program that outlives tracekit would keep it from ever getting SIGPIPE."""
+    command = '["sh", "-c", "ls /proc/$$/fd; :"]'
+    path = tmp_path / "spec.toml"
+    path.write_text(
+        f'[[process]]\nname = "first"\ncommand = ["sh", "-c", "echo up; sleep 100"]\nready = {{ line = "up" }}\n'
+        f'[[process]]\nname = "last"\nafter = ["first"]\ncommand = {command}\n'
+    )
+    done = run(tmp_path, *options, str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "1", "2"]

@@ -83,7 +83,9 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
 def receive(sock: socket.socket) -> tuple[Message | None, list[int]]:
     """Wait for one message; None when the other side is gone."""
     try:
-        head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, START_FDS, socket.MSG_CMSG_CLOEXEC)
+        head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, START_FDS)
+        for fd in fds:  # recv_fds passes no MSG_CMSG_CLOEXEC on: each program would hold the pipes of all
+            os.set_inheritable(fd, False)  # noqa: FBT003
         if len(head) < _LENGTH.size:
             return None, fds
         payload = bytearray()
