@@ -212,3 +212,24 @@ def test_time_between_operations_is_told_where_starts_are_printed(samples: Path)
     assert any(note.startswith("unaccounted: ") for note in table.notes)
     assert tk.buckets(run, by=["op"], where=["op=MUL_MAT"])[0].unaccounted_ns is None
     assert tk.buckets(tk.read(samples / "llama_rpc_worker0.log"), by=["op"])[0].unaccounted_ns is None
+
+
+@pytest.mark.parametrize(
+    "log", ["vllm_step_qwen36_tp4_eager_moe_20260611d.rank0.log", "vllm_bench_skip16_every8_rank0.log"]
+)
+@pytest.mark.parametrize("by", ["category", "op"])
+def test_layers_lose_no_time_whose_owner_is_not_told(samples: Path, log: str, by: str) -> None:
+    run = read(samples / log)
+    (top,) = buckets(run, by=["op"])
+    (found,) = layers(run, by=by)
+    assert found.untold_ns >= 0
+    assert int(found.frame["total_ns"].sum()) + found.untold_ns == top.cost_ns
+
+
+def test_many_calls_of_no_time_and_logs_of_views_alone(folder: Path) -> None:
+    log = folder / "zeros.log"
+    log.write_text(ggml([("ADD", "a-0", 0)] * 15 + [("MUL_MAT", "b-0", 100)]))
+    (table,) = buckets(read(log), by=["op"])
+    assert table.frame.filter(pl.col("op") == "ADD")["total_ns"].to_list() == [0]
+    log.write_text(ggml([("VIEW", "a-0", 0)] * 3))
+    assert layers(read(log)) == []

@@ -45,8 +45,11 @@ def test_speculation_keeps_its_width_and_is_decoding() -> None:
     whole = [WHOLE.one_pass(40), *(WHOLE.one_pass(w, w) for w in widths[1:])]
     assert check(whole) == (widths, [PREFILL] + [DECODE] * 11, [])
     part = [MINIMAX[1].one_pass(w) for w in widths]
-    # The last batch stands alone beside single rows, and this worker has no output head: it may be a short prompt.
-    assert check(part) == (widths, [PREFILL] + [DECODE] * 10 + [0], ["unclear-phase"])
+    # A worker without the output head cannot tell speculation from the repeats of a short prompt.
+    phases = [PREFILL, *(DECODE if w == 1 else 0 for w in widths[1:])]
+    assert check(part) == (widths, phases, ["unclear-phase"])
+    repeats = [16, 16, 16, 1, 1, 1]
+    assert check([MINIMAX[1].one_pass(w) for w in repeats])[1] == [PREFILL, 0, 0, DECODE, DECODE, DECODE]
 
 
 def test_a_short_prompt_is_told_by_the_output_head() -> None:

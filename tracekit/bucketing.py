@@ -227,7 +227,7 @@ def _unaccounted(spans: pl.DataFrame) -> tuple[int | None, tuple[str, ...]]:
 def _outliers(frame: pl.DataFrame, by: Sequence[str]) -> Iterator[str]:
     """Name the rows in which one call holds a good part of the total: their mean tells nothing."""
     part = pl.col("max_ns") / pl.col("total_ns")
-    cost = frame.filter(pl.col("share").is_not_null())
+    cost = frame.filter(pl.col("share").is_not_null() & (pl.col("total_ns") > 0))
     rows = cost.filter((pl.col("calls") >= _MANY_CALLS) & (part > _ONE_CALL_PART)).sort("max_ns", descending=True)
     for row in rows.head(3).to_dicts():
         name = ", ".join(str(row[c]) for c in by)

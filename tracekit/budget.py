@@ -123,12 +123,12 @@ def budget(steps: pl.DataFrame, family: str, topology: Topology, tok_s: float | 
     spent = pl.concat([_spent(steps), _untold(steps)]).join(counts.select("worker", "n"), on="worker")
     spent = spent.select(
         "worker", "category", (pl.col("self_ns") / pl.col("n")).round().cast(pl.Int64).alias("per_step_ns")
-    ).sort("per_step_ns", descending=True)
+    ).sort("per_step_ns", "worker", "category", descending=[True, False, False])
     totals = counts.with_columns((pl.col("dur_ns") / pl.col("n")).alias("mean"))
     middle = steps.group_by("worker").agg(pl.col("dur_ns").median().alias("median"))
     workers = totals.join(middle, on="worker")
     if topology == "parallel":
-        workers = workers.sort("mean", descending=True).head(1)
+        workers = workers.sort("mean", "worker", descending=[True, False]).head(1)
         spent = spent.join(workers, on="worker", how="semi")
     per_step, median = (round(float(workers[c].sum())) for c in ("mean", "median"))
     tokens = _tokens(steps)

@@ -26,12 +26,14 @@ class LayerTable:
         frame: ``layer`` (null: outside the layers), one Int64 column of ns per category or operation, ``total_ns``,
             ``stands_out`` (the total relative to its neighbours' median, null where it does not stand out).
         columns: the names of the value columns, the most costly first.
+        untold_ns: cost that stands in no cell, because the log does not tell whose self time it is.
     """
 
     family: str
     clock: str
     frame: pl.DataFrame
     columns: tuple[str, ...]
+    untold_ns: int = 0
 
 
 def layers(run: Readable, by: str = "category", *, where: Sequence[str] = ()) -> list[LayerTable]:
@@ -47,10 +49,14 @@ def layers(run: Readable, by: str = "category", *, where: Sequence[str] = ()) ->
     """
     if by not in ("category", "op", "name", "worker"):
         raise UsageError(f"layers cannot stand against {by!r}; choose from category, op, name, worker")
-    groups = list(dict.fromkeys(("layer", by, "category")))
+    groups = list(dict.fromkeys(("layer", by, "category", "name")))
     found = []
     for table in buckets(run, groups, where=where):
-        cost = table.frame.filter(~pl.col("category").cast(pl.String).is_in(rules.NOT_COST))
+        cost = table.frame.filter(
+            ~pl.col("category").cast(pl.String).is_in(rules.NOT_COST), pl.col("self_ns").is_not_null()
+        )
+        if cost.is_empty():
+            continue
         long = cost.group_by("layer", pl.col(by).cast(pl.String)).agg(pl.col("self_ns").sum())
         order = (
             long.group_by(by).agg(pl.col("self_ns").sum()).sort("self_ns", by, descending=[True, False])[by].to_list()
@@ -58,7 +64,8 @@ def layers(run: Readable, by: str = "category", *, where: Sequence[str] = ()) ->
         wide = long.pivot(on=by, index="layer", values="self_ns").select("layer", pl.col(order).fill_null(0))
         wide = wide.with_columns(pl.col("layer").cast(pl.Int16))
         wide = wide.with_columns(pl.sum_horizontal(order).alias("total_ns")).sort("layer", nulls_last=True)
-        found.append(LayerTable(table.family, table.clock, _mark(wide), tuple(order)))
+        untold_ns = table.cost_ns - int(cost["self_ns"].sum())
+        found.append(LayerTable(table.family, table.clock, _mark(wide), tuple(order), untold_ns))
     return found
 
 

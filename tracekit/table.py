@@ -150,7 +150,7 @@ def _cells(row: Mapping[str, Any], table: Table, headers: Sequence[str]) -> list
 def _footer(table: Table, shown: int) -> list[str]:
     lines = [f"cost {ms(table.cost_ns)} ms in self time, {_workers(table.workers)}"]
     idle = table.frame.filter(pl.col("share").is_null() & pl.col("self_ns").is_not_null())
-    if idle.height:
+    if idle.height and table.cost_ns:
         lines.append(f"not cost: {ms(int(idle['self_ns'].sum()))} ms of views and waits (share '-')")
     if table.frame.height > shown:
         rest = table.frame.slice(shown)
@@ -172,7 +172,13 @@ def render_layers(tables: Sequence[LayerTable], ledger: Mapping[str, Any], form:
         return "\n".join([*bodies, counts_text(ledger, markdown=markdown)])
     if form == "json":
         found = [
-            {"family": t.family, "clock": t.clock, "columns": list(t.columns), "rows": t.frame.to_dicts()}
+            {
+                "family": t.family,
+                "clock": t.clock,
+                "columns": list(t.columns),
+                "untold_ns": t.untold_ns,
+                "rows": t.frame.to_dicts(),
+            }
             for t in tables
         ]
         return json.dumps({"schema": SCHEMA, "notes": [DIAGNOSTIC], "tables": found, "coverage": ledger}) + "\n"
@@ -188,7 +194,8 @@ def render_layers(tables: Sequence[LayerTable], ledger: Mapping[str, Any], form:
 def layers_text(table: LayerTable, *, markdown: bool) -> str:
     """Return one layer table for people, in ms, with a total per row and column and marks."""
     grid = layers_grid(table)
-    return f"{'### ' if markdown else ''}{grid.heading}\n{chr(10) if markdown else ''}{grid.body(markdown=markdown)}\n"
+    body = f"{'### ' if markdown else ''}{grid.heading}\n{chr(10) if markdown else ''}{grid.body(markdown=markdown)}\n"
+    return body + "".join(f"\n{'- ' if markdown else ''}{line}\n" for line in grid.footer)
 
 
 def layers_grid(table: LayerTable) -> Grid:
@@ -201,7 +208,12 @@ def layers_grid(table: LayerTable) -> Grid:
     sums = [ms(int(table.frame[c].sum())) for c in (*table.columns, "total_ns")]
     rows.append(["total", *sums, ""])
     headers = ["layer", *(f"{c} ms" for c in table.columns), "total ms", "stands out"]
-    return Grid(f"{_heading(table)}: self time per layer", headers, rows, ["stands out"], sums=1)
+    footer = []
+    if table.untold_ns:
+        footer.append(
+            f"{ms(table.untold_ns)} ms of cost stand in no cell: the log does not tell whose self time they are"
+        )
+    return Grid(f"{_heading(table)}: self time per layer", headers, rows, ["stands out"], footer, sums=1)
 
 
 def render_steps(steps: pl.DataFrame, ledger: Mapping[str, Any], form: str, limit: int | None) -> str | bytes:

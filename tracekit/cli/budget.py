@@ -56,12 +56,14 @@ def command(
       tracekit budget pair-of-runs
     """
     from tracekit.budget import budgets
-    from tracekit.errors import TracekitError
+    from tracekit.errors import TracekitError, UsageError
     from tracekit.table import ledger_json, render_budgets
 
+    if bench is not None and phase not in (None, "decode"):
+        raise UsageError(f"--bench takes a throughput of decoding, which --phase {phase} has none of; give --tok-s")
     speed = options.throughput(tok_s, bench)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    if speed is None:
+    if speed is None and phase in (None, "decode"):
         speed = options.clean_speed(run.captures)
     # A benchmark's throughput is of decoding: other steps are not to be set against it.
     decoding = speed is not None and tok_s is None and phase is None

@@ -93,7 +93,6 @@ class GgmlPasses:
     _run: int = 0
     _places: list[int] = field(default_factory=list)
     _models: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    _earlier: dict[int, int] = field(default_factory=dict)
     _last: tuple[int, int] = (-1, -1)
     _patience: int = 0
 
@@ -101,12 +100,12 @@ class GgmlPasses:
         """Take the next rows (ids of heads); return what is settled, the oldest first."""
         self._rows = np.concatenate((self._rows, heads)) if len(self._rows) else heads
         self._advance(table, last=False)
-        return self._settled(hold=True)
+        return self._settled()
 
     def finish(self, table: HeadTable) -> Passes:
         """Return the rest."""
         self._advance(table, last=True)
-        return self._settled(hold=False)
+        return self._settled()
 
     def restart(self, table: HeadTable) -> Passes:
         """Return the rest of a run, because it is known that the next row is another's (a banner, an ordinal)."""
@@ -285,11 +284,9 @@ class GgmlPasses:
 
     # ------------------------------------------------------------ from passes to rows
 
-    def _settled(self, *, hold: bool) -> Passes:
-        """Hand over what was found; the last pass stays, if its phase may depend on the next."""
+    def _settled(self) -> Passes:
+        """Hand over what was found."""
         found, self._found = self._found, []
-        if hold and found:
-            found, self._found = _split_last(found)
         if not found:
             return _no_rows()
         counts = [f.count for f in found]
@@ -299,7 +296,7 @@ class GgmlPasses:
         run = np.repeat(np.array([f.run for f in found], np.uint16), counts)
         model = np.repeat([self._models.setdefault(f.graph.model, len(self._models)) for f in found], counts)
         outputs = np.concatenate([f.outputs for f in found])
-        phase = _phases(tokens, outputs, step == 0, *self._neighbours(tokens, model, step == 0))
+        phase = _phases(tokens, outputs, step == 0, self._drafted(tokens, model, step == 0))
         self._doubts.phaseless += int(((phase == _UNKNOWN) & (tokens > 0)).sum())
         return Passes(
             np.repeat(step, sizes),
@@ -310,35 +307,13 @@ class GgmlPasses:
             np.concatenate([np.tile(f.graph.inferred, f.count) for f in found]),
         )
 
-    def _neighbours(self, tokens: Ints, model: Ints, opens: Flags) -> tuple[Ints, Ints, Flags]:
-        """Return the batches of the passes before and behind, of one model, and whether a draft's pass comes before.
-
-        -1 where there is none; behind is only looked at if the next pass is the model's own.
-        """
-        held = self._found[0] if self._found else None
-        following = (self._models.get(held.graph.model, -2), int(held.tokens[0])) if held else (-1, -1)
-        models = np.concatenate(([self._last[0]], model, [following[0]]))
-        batches = np.concatenate(([self._last[1]], tokens, [following[1]]))
-        behind = np.where(models[2:] == model, batches[2:], -1)
-        drafted = (models[:-2] != model) & (batches[:-2] == 1) & ~opens
-        before = np.full(len(tokens), -1, np.int64)
-        for one in np.unique(model).tolist():
-            own = np.flatnonzero(model == one)
-            before[own] = np.concatenate(([self._earlier.get(one, -1)], tokens[own[:-1]]))
-            self._earlier[one] = int(tokens[own[-1]])
-        before[opens] = -1
+    def _drafted(self, tokens: Ints, model: Ints, opens: Flags) -> Flags:
+        """Return before which passes another model made a token."""
+        models = np.concatenate(([self._last[0]], model[:-1]))
+        batches = np.concatenate(([self._last[1]], tokens[:-1]))
         self._last = int(model[-1]), int(tokens[-1])
-        return before, behind, drafted
-
-
-def _split_last(found: list[_Found]) -> tuple[list[_Found], list[_Found]]:
-    """Return all passes but the last, and the last."""
-    *earlier, end = found
-    n = end.count - 1
-    if n:
-        earlier.append(_Found(end.graph, n, end.step, end.run, end.tokens[:n], end.outputs[:n]))
-    rest = _Found(end.graph, 1, end.step + n, end.run, end.tokens[n:], end.outputs[n:])
-    return earlier, [rest]
+        drafted: Flags = (models != model) & (batches == 1) & ~opens
+        return drafted
 
 
 def _no_rows() -> Passes:
@@ -367,32 +342,28 @@ def _batch(rows: Ints) -> Ints:
     return np.where(rows[:, 1] == rows[:, 2], rows[:, 1], rows[:, 0])
 
 
-def _phases(
-    tokens: Ints, outputs: Ints, opens: Flags, before: Ints, behind: Ints, drafted: Flags
-) -> npt.NDArray[np.int8]:
+def _phases(tokens: Ints, outputs: Ints, opens: Flags, drafted: Flags) -> npt.NDArray[np.int8]:
     """Tell decode from prefill, pass by pass.
 
     One row is a decode step. Of a prompt only the last row, if any, goes through the output head; of a speculative
     batch, or of several sequences' next tokens, every row does. A worker without the output head does not see that:
-    there a large batch is a prompt; a small one beside another small one, or behind a draft model's, is speculation.
-    What is left is unknown.
+    there a large batch is a prompt, and a small one behind a draft model's pass is speculation. What is left is
+    unknown: small batches one after another may be speculation or the repeats of a short prompt.
 
     Args:
         tokens: rows of the batch; outputs: rows of the output head's result, -1 without one.
         opens: whether the pass is the first of its run: that is a prompt.
-        before, behind: tokens of the model's passes beside it, -1 without one.
         drafted: whether a draft model made a token right before.
     """
     several = tokens > 1
     headed = several & (outputs >= 0)
     few = _few(tokens)
-    beside = few & (_few(before) | _few(behind) | drafted)
     prefill = np.where(
         headed,
         ((outputs < 2) & (outputs < tokens)) | ((outputs == tokens) & (tokens > _MANY)),
         (several & ~few) | (opens & few),
     )
-    decode = (tokens == 1) | np.where(headed, (outputs == tokens) & (tokens <= _MANY), beside & ~opens)
+    decode = (tokens == 1) | np.where(headed, (outputs == tokens) & (tokens <= _MANY), few & drafted)
     return np.where(prefill, _PREFILL, np.where(decode, _DECODE, _UNKNOWN)).astype(np.int8)
 
 
