@@ -51,6 +51,22 @@ def test_the_published_probe(tracekit: Command, samples: Path) -> None:
     assert (run["promptTokens"], run["outputTokens"]) == (0, 64)
 
 
+def test_the_budget_is_that_of_decode_as_budget_has_it(tracekit: Command, samples: Path) -> None:
+    logs, bench = (samples / "llama_rpc_worker0.log", samples / "llama_rpc_worker1.log"), samples / "bench_rpc.json"
+    probe = recorded(tracekit, *logs, "--timed-bench", bench)["timingProbe"]
+    budget, notes = probe["budget"], probe["notes"]
+    assert [budget[k] for k in ("steps", "stepMs", "impliedMs", "outsideMs")] == pytest.approx(
+        [33, 33.896, 36.424, 2.527], abs=1e-3
+    )
+    said = tracekit("budget", *logs, "--bench", bench, "--format", "json")
+    (other,) = json.loads(said.stdout)["budgets"]
+    assert (other["steps"], other["outside_ns"] / 1e6) == (budget["steps"], budget["outsideMs"])
+    assert any("33 steps of each worker, of the decode steps alone" in note for note in notes)
+    without = recorded(tracekit, *logs)["timingProbe"]
+    assert without["budget"]["steps"] == 36
+    assert not any("decode" in note for note in without["notes"])
+
+
 def test_kernel_waits_are_the_published_ones(tracekit: Command, samples: Path) -> None:
     found = recorded(tracekit, samples / "generated" / "b_moe_kernel_waits.log")
     assert found["timingProbe"] is None
