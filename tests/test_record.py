@@ -93,11 +93,33 @@ def test_a_selection_and_the_count_of_buckets(tracekit: Command, samples: Path) 
     assert 0 < part["workerTotalsMs"]["llama_rpc_worker0"] < whole["workerTotalsMs"]["llama_rpc_worker0"]
 
 
-def test_a_total_that_is_not_known_is_null_and_said(tracekit: Command, samples: Path) -> None:
-    probe = recorded(tracekit, samples / "vllm_bench_skip16_every8_rank0.log")["timingProbe"]
-    assert probe["workerTotalsMs"] == {"rank 0": None}
-    assert any("self time is not known" in note for note in probe["notes"])
-    assert probe["budget"] is None
+STEP_LOG = "vllm_step_qwen36_tp4_eager_moe_20260611d.rank0.log"
+
+
+@pytest.mark.parametrize("log", ["vllm_bench_skip16_every8_rank0.log", STEP_LOG])
+def test_a_workers_cost_is_known_where_that_of_its_parts_is_not(tracekit: Command, samples: Path, log: str) -> None:
+    probe = recorded(tracekit, samples / log, "--top", "24")["timingProbe"]
+    top = json.loads(tracekit("top", samples / log, "--format", "json").stdout)["tables"][0]
+    assert probe["workerTotalsMs"] == {"rank 0": top["cost_ns"] / 1e6}
+    totals = [bucket["totalMs"] for bucket in probe["buckets"]]
+    assert totals == sorted(totals, reverse=True)
+    assert "gpu_model_runner.model_forward" in [b["op"] for b in probe["buckets"] if b["selfMs"] is None]
+    assert any("ordered by their total" in note for note in probe["notes"])
+
+
+def test_two_workers_are_each_asked_for(tracekit: Command, samples: Path, tmp_path: Path) -> None:
+    log = (samples / STEP_LOG).read_text()
+    other = tmp_path / "other.log"
+    other.write_text(log.replace('"rank":"0"', '"rank":"1"'))
+    both = recorded(tracekit, samples / STEP_LOG, other)["timingProbe"]
+    alone = recorded(tracekit, other)["timingProbe"]["workerTotalsMs"]["rank 1"]
+    assert both["workerTotalsMs"] == {"rank 0": alone, "rank 1": alone}
+
+
+def test_calls_of_no_length_are_known_to_take_nothing(tracekit: Command, tmp_path: Path) -> None:
+    (tmp_path / "zero.log").write_text("".join(ONE_OP.replace("MUL", op).replace("us=5", "us=0") for op in "ABC"))
+    probe = recorded(tracekit, tmp_path / "zero.log")["timingProbe"]
+    assert (probe["workerTotalsMs"], probe["topBuckets"]) == ({"zero": 0.0}, ["A", "B", "C"])
 
 
 def test_all_reduces_join_the_record(tracekit: Command, samples: Path, tmp_path: Path) -> None:

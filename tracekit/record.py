@@ -4,6 +4,7 @@ Keys are in camel case and times in milliseconds, as in the notes that these rec
 The version changes when a key changes its meaning or goes; new keys may come at any time.
 """
 
+import glob
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit import __version__, manifest
+from tracekit import __version__, manifest, rules
 from tracekit.bench import read_bench, read_collectives
 from tracekit.bucketing import Table, buckets
 from tracekit.budget import Budget, budgets
@@ -119,8 +120,8 @@ def _probe(
         return {"timingProbe" + asked.name: None}
     table = tables[0]
     mine = [*where, "dialect=" + ",".join(d for d, family in run.families.items() if family == table.family)]
-    workers = buckets(run, ["worker"], where=mine, sort="group", arrangement=arrangement)[0]
-    cost = table.frame.filter(pl.col("share").is_not_null())
+    parts = buckets(run, ["worker", "op", "category"], where=mine, sort="group", arrangement=arrangement)[0].frame
+    cost = _most_costly(table.frame, parts)
     speed = None if timed_bench is None else _decode(timed_bench)
     clean = _decode(asked.benches[0]) if len(asked.benches) == 1 else None
     # A benchmark's throughput is of decoding: other steps are not to be set against it, unless they were asked for.
@@ -128,14 +129,14 @@ def _probe(
     decoding = (speed, clean) != (None, None) and not asked_phase
     found = budgets(run, where=mine, arrangement=arrangement, tok_s=speed, decoding=decoding)
     budget = found[0] if found else None
-    notes = [*table.notes, *([_of_decode(budget)] if decoding and budget is not None else [])]
+    notes = [*table.notes, *_order_note(cost), *([_of_decode(budget)] if decoding and budget is not None else [])]
     return {
         "timingProbe" + asked.name: {
             "label": asked.label,
             "warning": asked.warning or f"{CLOCKS.get(table.clock, table.clock)}; {DIAGNOSTIC}",
             "tokSOutWithTiming": speed,
             "json": timed_bench,
-            "workerTotalsMs": {str(r["worker"]): _cost_ms(r["share"], table.cost_ns) for r in workers.frame.to_dicts()},
+            "workerTotalsMs": _worker_totals(run, table, parts, mine),
             "topBuckets": cost["op"].cast(pl.String).head(asked.top).to_list(),
             "buckets": [_bucket(row) for row in cost.head(asked.top).to_dicts()],
             "budget": None if budget is None else _budget(budget, clean),
@@ -143,6 +144,47 @@ def _probe(
             "notes": notes,
         }
     }
+
+
+def _most_costly(ops: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of operations that are cost, by self time; by total where not every self time is known.
+
+    Args:
+        ops: the buckets of ``op``; parts: those of worker, op and category.
+    """
+    cost = ops.join(parts.filter(~pl.col("category").cast(pl.String).is_in(rules.NOT_COST)), on="op", how="semi")
+    return cost.sort("total_ns", descending=True, maintain_order=True) if cost["self_ns"].null_count() else cost
+
+
+def _order_note(cost: pl.DataFrame) -> list[str]:
+    said = "buckets are ordered by their total, as not every self time is known; totals of nested regions overlap"
+    return [said] if cost["self_ns"].null_count() else []
+
+
+def _worker_totals(run: Run, table: Table, parts: pl.DataFrame, where: Sequence[str]) -> dict[str, float]:
+    """Return the cost of each worker; what its parts do not tell is asked for that worker alone."""
+    found = {}
+    idle = pl.col("category").cast(pl.String).is_in(rules.NOT_COST)
+    for name in parts["worker"].cast(pl.String).unique(maintain_order=True).to_list():
+        own = parts.filter((pl.col("worker").cast(pl.String) == name) & ~idle)
+        if not own["self_ns"].null_count():
+            cost_ns = int(own["self_ns"].sum())
+        elif len(table.workers) == 1:
+            cost_ns = table.cost_ns
+        else:
+            (alone,) = buckets(run, ["worker"], where=[*where, f"worker={_literal(name)}"])
+            cost_ns = alone.cost_ns
+        found[name] = cost_ns / 1e6
+    return found
+
+
+def _literal(name: str) -> str:
+    """Return the pattern of ``--where`` that a name alone matches (a comma would part it, so any sign stands for it).
+
+    >>> _literal("rank [0],1")
+    'rank [[]0]?1'
+    """
+    return glob.escape(name).replace(",", "?")
 
 
 def _of_decode(budget: Budget) -> str:
@@ -294,11 +336,6 @@ def _file(path: str) -> dict[str, Any]:
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"path": path, "bytes": file.tell(), "sha256": digest}
-
-
-def _cost_ms(share: float | None, cost_ns: int) -> float | None:
-    """Return what a share of all cost is: views and waits are none, as everywhere."""
-    return None if share is None else _ms(round(share * cost_ns))
 
 
 def _ms(ns: int | None) -> float | None:
