@@ -188,3 +188,13 @@ def test_strict_exits_with_four(tracekit: Callable[..., object], tmp_path: Path)
     assert done.returncode == 4  # type: ignore[attr-defined]
     assert "w.log:1" in done.stderr  # type: ignore[attr-defined]
     assert tracekit("top", SAMPLES / "llama_rpc_worker0.log", "--strict").returncode == 0  # type: ignore[attr-defined]
+
+
+def test_a_last_line_without_its_end_is_told(tmp_path: Path) -> None:
+    record = "[SYCL_OP_TIMING] dev=0 op=ADD name=a-0 ne=1x1x1x1 us=100\n"
+    log = tmp_path / "cut.log"
+    log.write_text(record * 2)
+    assert "no-line-end" not in read(log).findings.collect()["code"].to_list()
+    log.write_text((record * 2)[:-2])
+    found = read(log).findings.collect().filter(pl.col("code") == "no-line-end")
+    assert found.select("severity", "line").rows() == [("note", 2)]

@@ -399,6 +399,9 @@ class LogReading:
         if self.source.ledger.broken:
             what = f"the file is damaged or cut ({self.source.ledger.broken}): what came before that was read"
             yield finding("fault", "damaged-file", path, "", self.reader.lines, 1, what)
+        if any(d.name in reader.tallies and d.marker in self.source.ledger.unended for d in self.dialects):
+            what = "the last line has no line end: if the log was cut there, its last number may lack digits"
+            yield finding("note", "no-line-end", path, "", reader.lines, 1, what)
         if not reader.tallies:
             if what := unlike_a_log(self.stream.file or path):
                 yield finding("fault", "no-log", path, "", 0, 1, what)

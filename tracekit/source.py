@@ -59,10 +59,14 @@ class Stream:
 
 @dataclass(slots=True)
 class Ledger:
-    """What reading one stream came to: its size, and what went wrong on the way (empty if nothing)."""
+    """What reading one stream came to: its size, and what went wrong on the way (empty if nothing).
+
+    `unended` is the end of a last line without a line end (at most 512 bytes): what is written last may be cut.
+    """
 
     bytes: int = 0
     broken: str = ""
+    unended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,10 @@ class Source:
             if b"\r" in data:
                 data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             if not data.endswith(b"\n"):
+                self.ledger.unended = data[data.rfind(b"\n") + 1 :][-512:].decode("utf-8", "replace")
                 data += b"\n"
+            else:
+                self.ledger.unended = ""
             yield Block(data, arrival)
 
     def _cut(self) -> Iterator[bytes]:
