@@ -400,6 +400,22 @@ def test_a_pair_is_clean_and_then_timed(tmp_path: Path) -> None:
     assert '"role": "timed"' in (tmp_path / "cap" / "pair.json").read_text()
 
 
+def test_timing_lines_in_a_clean_run_are_said(tmp_path: Path) -> None:
+    program = ("sh", "-c", "echo '[SYCL_OP_TIMING] dev=0 op=MUL name=a ne=1x1x1x1 us=1' >&2")
+    done = refused(tmp_path, "--pair", "--preset", "vllm-xpu", "-o", "cap", "--no-check", "--", *program)
+    assert done.returncode == 0, done.stderr
+    assert "sh: 1 timing lines came in the clean run, so it is not clean" in done.stderr
+    found = manifest.load(tmp_path / "cap" / "clean")
+    assert found is not None
+    assert (found.timed, found.timing_lines) == (True, 1)
+
+
+def test_lines_that_were_sent_elsewhere_on_purpose_are_no_riddle(tmp_path: Path) -> None:
+    arguments = ("-o", "cap", "--preset", "ggml-sycl", "--env", "TRACEKIT_OP_TIMING_OUT=x.log", "--no-check")
+    done = refused(tmp_path, *arguments, "--", "sleep", "0.1")
+    assert "TRACEKIT_OP_TIMING_OUT=x.log is set: the lines went there" in done.stderr
+
+
 def test_the_library_does_what_the_command_does_and_prints_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,6 +175,32 @@ def test_untimed_processes_do_not_inherit_timing(monkeypatch: pytest.MonkeyPatch
     assert unset == ("GGML_SYCL_OP_TIMING",)
 
 
+@pytest.mark.parametrize("role", ["clean", None])
+def test_a_shim_that_somebody_preloads_is_told_not_to_time(monkeypatch: pytest.MonkeyPatch, role: str | None) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "shim.so")
+    monkeypatch.setenv("GGML_SYCL_OP_STATS", "1")
+    monkeypatch.delenv("TRACEKIT_OP_TIMING", raising=False)
+    chosen = [presets.preset("ggml-shim")]
+    settings = Settings(role=role, preload="shim.so")
+    env, _, _ = environment(Process("client", ("x",), timed=role == "clean"), chosen, settings)
+    assert env["TRACEKIT_OP_TIMING"] == "0"
+    assert ("GGML_SYCL_OP_STATS" in env) == (role != "clean")
+    env, _, _ = environment(Process("worker", ("x",), timed=True), chosen, Settings(preload="shim.so"))
+    assert env["TRACEKIT_OP_TIMING"] == "1"
+    monkeypatch.delenv("LD_PRELOAD")
+    assert "TRACEKIT_OP_TIMING" not in environment(Process("x", ("x",)), chosen, Settings(role="clean"))[0]
+
+
+def test_timing_lines_are_not_sent_past_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEKIT_OP_TIMING_OUT", "/elsewhere.log")
+    env, unset, _ = environment(Process("x", ("x",)), [presets.preset("ggml-sycl")], Settings())
+    assert "TRACEKIT_OP_TIMING_OUT" not in env
+    assert unset == ("TRACEKIT_OP_TIMING_OUT",)
+    asked = Settings(env={"TRACEKIT_OP_TIMING_OUT": "mine.log"})
+    env, unset, _ = environment(Process("x", ("x",)), [presets.preset("ggml-sycl")], asked)
+    assert (env["TRACEKIT_OP_TIMING_OUT"], unset) == ("mine.log", ())
+
+
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 

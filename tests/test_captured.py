@@ -256,3 +256,16 @@ def test_samples_of_a_capture_reach_the_trace(tmp_path: Path) -> None:
     # The first operation begins its 100 us before its stamp: that is zero.
     assert point["args"]["value"] == 42.0
     assert point["ts"] == 5000 + 100
+
+
+def test_a_clean_run_that_was_timed_is_a_fault_and_no_throughput(tracekit: Command, tmp_path: Path) -> None:
+    folder = pair(tmp_path / "p", TABLE)
+    found = manifest.load(folder / "clean")
+    assert found is not None
+    found.processes[0].logs[1].timing_lines = 27
+    manifest.save(found, folder / "clean")
+    done = tracekit("budget", folder, "--format", "json")
+    assert budgets(done)[0]["implied_ns"] is None
+    assert "the clean run of the pair printed 27 timing lines: it is not clean" in done.stderr
+    assert "by the clean run" not in done.stderr
+    assert tracekit("budget", folder, "--strict").returncode == 4

@@ -83,6 +83,7 @@ def findings(one: Captured) -> Iterator[Finding]:
         return
     yield from _unfinished(one.manifest)
     yield from _lost(one)
+    yield from _timed_clean(one)
     yield from _pair(one)
 
 
@@ -125,6 +126,17 @@ def _changed(path: Path, log: Log) -> bool:
         return log.bytes is not None and path.stat().st_size != log.bytes
     except OSError:
         return bool(log.bytes)
+
+
+def _timed_clean(one: Captured) -> Iterator[Finding]:
+    """Say so if the clean run of a pair was timed all the same."""
+    try:
+        run = one.manifest if one.manifest is not None and one.manifest.role == "clean" else one.clean
+    except UsageError:  # whoever needs its throughput says so
+        return
+    if run is not None and (lines := run.timing_lines):
+        what = f"the clean run of the pair printed {lines:,} timing lines: it is not clean, its throughput says nothing"
+        yield Finding("fault", "clean-run-timed", what)
 
 
 def _pair(one: Captured) -> Iterator[Finding]:

@@ -140,6 +140,11 @@ class Manifest:
         return {log.file: process.name for process in self.processes for log in process.logs}
 
     @property
+    def timing_lines(self) -> int:
+        """Timing lines of all logs, as far as they were counted."""
+        return sum(log.timing_lines or 0 for process in self.processes for log in process.logs)
+
+    @property
     def complete(self) -> bool:
         """Whether the run ended by itself and all that it printed is there."""
         return self.outcome is not None and self.outcome.name == "ok" and self.capture.complete

@@ -15,13 +15,15 @@ def clean_tok_s(captures: Sequence[Captured]) -> tuple[float, Path] | None:
 
     Raises:
         UsageError: the clean run printed none, or several.
-        TracekitError: it did not end well.
+        TracekitError: it did not end well, or was timed all the same.
     """
     if len(captures) != 1 or (clean := captures[0].clean) is None:
         return None
     folder = captures[0].folder.parent / "clean"
     if not clean.complete:
         raise TracekitError(f"{folder}: this run did not end well")
+    if lines := clean.timing_lines:
+        raise TracekitError(f"{folder}: this run printed {lines:,} timing lines, so it is not clean")
     end = next(process for process in clean.processes if process.name == clean.end)
     log = folder / next(log.file for log in end.logs if log.stream == "stdout")
     return decode_tok_s(log), log

@@ -21,7 +21,7 @@ from tracekit.capture.display import Display, Prefixed
 from tracekit.capture.launch import Guard
 from tracekit.capture.outcome import exit_status, said, status_text, why_no_lines
 from tracekit.capture.prepare import Prepared, Settings
-from tracekit.capture.presets import Preset
+from tracekit.capture.presets import Preset, presets
 from tracekit.capture.sample import Sampler
 from tracekit.capture.spec import Plan, Ready
 from tracekit.capture.tee import Layout, Output, Tee, open_output
@@ -146,7 +146,9 @@ class Conductor:
     def _open(self) -> None:
         """Make logs, pipes and the record of the run."""
         stalls = StallWatch(patterns(self.settings.stall_patterns))
-        markers = tuple(m.encode() for p in self.chosen for m in p.markers)
+        # A clean run is to print no timing line of whatever kind.
+        sought = presets() if self.settings.role == "clean" else self.chosen
+        markers = tuple(dict.fromkeys(m.encode() for p in sought for m in p.markers))
         layout = Layout(self.folder, self.settings.tty, self.settings.zstd, stalls, markers)
         for one in self.prepared:
             ready = one.process.ready
@@ -212,6 +214,7 @@ class Conductor:
         # Hashing gigabytes of libraries takes its time: whoever interrupts twice does not want to wait for it.
         record.binaries = host.identities(mapped, lambda: len(self.signals) > 1)
         record.host["python_packages"] = host.python_packages(mapped)
+        self._remark_timing()
         self._remark_silence()
         outcome = self.verdict or manifest.Outcome("ok", "", 0)
         outcome.notes = self.notes
@@ -228,6 +231,18 @@ class Conductor:
 
         stored = Source(Stream(str(output.log), output.process)).blocks()
         return sum(block.data.count(marker) for block in stored for marker in passed)
+
+    def _remark_timing(self) -> None:
+        """Say so if a run that was to be clean was timed: the count tells, whatever the environment was."""
+        if self.settings.role != "clean":
+            return
+        for program in self.programs:
+            if lines := sum(log.timing_lines or 0 for log in program.facts.logs):
+                program.facts.timed = self.record.timed = True
+                self.notes.append(
+                    f"{program.name}: {lines:,} timing lines came in the clean run, so it is not clean and its "
+                    "throughput says nothing (a preloaded shim, or a program that always prints them?)"
+                )
 
     def _remark_silence(self) -> None:
         if self.settings.role == "clean" or (self.verdict and self.verdict.name in ("failed", "blocked")):

@@ -59,6 +59,8 @@ def _known(preset: Preset, process: manifest.Process) -> list[str]:
     from tracekit.errors import TracekitError
 
     try:
+        if sent := [f"{name}={process.env[name]}" for name in preset.elsewhere if name in process.env]:
+            return [f"{process.name}: {' '.join(sent)} is set: the lines went there"]
         wanted = hook(preset.switch)
         if wanted.language != "binary" or not process.mapped:
             return []

@@ -107,11 +107,15 @@ def environment(
     Later wins: inherited, the presets' variables (gone from what is not to be timed), the plan's, the user's.
     """
     env = dict(os.environ)
+    moved = {name for preset in presets() for name in preset.elsewhere if env.pop(name, None) is not None}
     switches = [name for preset in chosen for name in preset.variables]
     clean = settings.role == "clean"
     unset = [*process.unset, *settings.unset]
     if clean:
-        unset = [*switches, *(name for preset in presets() for name in preset.variables), *unset]
+        from tracekit.binary import hooks
+
+        every = (name for preset in presets() for name in preset.variables)
+        unset = [*switches, *every, *(hook.variable for hook in hooks.declared()), *unset]
     elif not process.timed:
         for name in switches:
             env.pop(name, None)
@@ -127,7 +131,12 @@ def environment(
     changed |= settings.env
     for name in unset:
         changed.pop(name, None)
-    removed = tuple(dict.fromkeys(name for name in unset if env.pop(name, None) is not None or name in settings.unset))
+    gone = [name for name in unset if env.pop(name, None) is not None or name in settings.unset]
+    if (env | changed).get("LD_PRELOAD"):
+        # A shim that somebody else preloads times unless its variable says that it should not.
+        off = () if process.timed and not clean else presets() if clean else chosen
+        changed |= {p.switch: p.off[0] for p in off if p.preload and p.off and p.switch not in changed}
+    removed = tuple(name for name in dict.fromkeys([*gone, *sorted(moved)]) if name not in changed)
     return env | changed, removed, tuple(changed)
 
 

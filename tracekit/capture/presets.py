@@ -23,6 +23,7 @@ class Preset:
     env: Mapping[str, str]
     markers: Sequence[str]
     off: Sequence[str] = ()
+    elsewhere: Sequence[str] = ()
     preload: bool = False
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     caveats: Sequence[str] = ()

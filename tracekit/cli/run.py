@@ -232,7 +232,7 @@ def _report(folder: Path, run: "Manifest") -> None:
     logs = [log for process in run.processes for log in process.logs]
     seconds = (run.ended.mono_ns - run.started.mono_ns) / 1e9
     size = sum(log.bytes or 0 for log in logs)
-    timing = sum(log.timing_lines or 0 for log in logs)
+    timing = run.timing_lines
     evidence = f": {outcome.evidence}" if outcome.name != "ok" else ""
     _say(f"{outcome.name} after {seconds:.1f} s{evidence}")
     lost = sum(log.uncaptured_bytes for log in logs)
