@@ -43,10 +43,10 @@ from tracekit.parsers.torn_pieces import (
 )
 from tracekit.parsers.torn_writers import Reading, States, Votes, Writers
 
-#: Posterior probability at which a value is told, and at which its device or kernel is. The model is a little surer of
-#: owners than it may be: told at 0.998, up to one record in a thousand has a false one; at 0.99, up to three.
-SURE = 0.999
-SURE_OF_OWNER = 0.998
+#: Posterior probability at which a value is told, and at which its device or kernel is. Most records are far surer than
+#: that, so up to one in a thousand has a false owner (docs/reading.md).
+SURE = 0.995
+SURE_OF_OWNER = 0.992
 
 #: The most states that are kept, and the least probability relative to the best: to learn, to read, and where no
 #: reading was left, to read once more.
@@ -54,7 +54,7 @@ _LEARN = (1e-4, 150)
 _READ = (1e-6, 400)
 _READ_AGAIN = (1e-12, 4_000)
 #: Segments from which the order of writers is learned: half as many in each round before the last.
-_LEARN_SEGMENTS = 8_000
+_LEARN_SEGMENTS = 20_000
 _ROUNDS = 4
 #: Segments of a part, at least and at most.
 _LEAST, _MOST = 300, 20_000
@@ -83,8 +83,10 @@ def rebuild(lines: pl.DataFrame) -> Recovered | None:
     writers = Writers(known)
     sample = list(islice(segments(lines, known), _LEARN_SEGMENTS))
     for earlier in reversed(range(_ROUNDS)):
-        _Pass(writers, *_LEARN, learn=True).read(sample[: _LEARN_SEGMENTS >> earlier])
+        learned = _Pass(writers, *_LEARN, learn=True)
+        learned.read(sample[: _LEARN_SEGMENTS >> earlier])
         writers.learn()
+    known.learn_times((v.kernel, v.text) for v in learned.values if v.kernel is not None)
     told = _Pass(writers, *_READ)
     told.read(segments(lines, known))
     return told.recovered()
@@ -151,9 +153,26 @@ class _Pass:
 
     def _tell(self, reading: Reading) -> None:
         first = len(self.values)
+        unsure: dict[int, list[tuple[float, Piece]]] = defaultdict(list)
         for number, piece, votes in reading.votes(count=self.learn):
-            self._decide(reading.segments[number].line, piece, votes)
+            sure = sum(votes.values())
+            if piece.what[0] == WHOLE or sure >= SURE:
+                self._decide(reading.segments[number].line, piece, votes)
+            elif sure > 1 - SURE:
+                unsure[number].append((sure, piece))
         self.values[first:] = reversed(self.values[first:])
+        for number, readings in sorted(unsure.items()):
+            self._refuse(reading.segments[number].line, readings)
+
+    def _refuse(self, line: int, readings: list[tuple[float, Piece]]) -> None:
+        """Reject each value that more likely than not stands here, with all its readings, the likeliest first."""
+        left = sorted(readings, key=lambda reading: -reading[0])
+        while left:
+            best = left[0][1]
+            same = [(p, other) for p, other in left if other.start == best.start or other.end == best.end]
+            if sum(p for p, _ in same) > 0.5:
+                self.rejects.append((line, _AMBIGUOUS, " or ".join(piece.text for _, piece in same)))
+            left = [reading for reading in left if reading not in same]
 
     def _decide(self, line: int, piece: Piece, votes: Votes) -> None:
         known = self.writers.known
@@ -162,10 +181,6 @@ class _Pass:
             self.values.append(_Value(line, piece.text, known.devices[device], known.kernels[kernel], recovered=False))
             return
         sure = sum(votes.values())
-        if sure < SURE:
-            if sure > 0.5:
-                self.rejects.append((line, _AMBIGUOUS, piece.text))
-            return
         device = _likely({pair: p / sure for pair, p in votes.items()}, 0)
         kernel = _likely({pair: p / sure for pair, p in votes.items()}, 1)
         told = None if device < 0 else known.devices[device]

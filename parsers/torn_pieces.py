@@ -6,7 +6,7 @@ A record is seven writes; `segments` turns text into a row of such pieces, each 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,8 +28,8 @@ _LONGEST_NUMBER = 14
 
 #: Natural logarithms of milliseconds in which times are counted: from under 1 ns, steps of a tenth.
 _LOWEST, _STEP, _BINS = -14.0, 0.1, 260
-#: What part of the times is taken to be spread evenly: outliers.
-_OUTLIERS = 0.03
+#: What part of the times is taken to be spread wider than the rest, and how many times: outliers.
+_OUTLIERS, _WIDER = 0.03, 5
 
 
 def significant(text: str) -> int:
@@ -119,6 +119,14 @@ class Known:
         shares = [(digits[n] + 0.02) / (total + 0.2) for n in range(8)]
         return cls(devices, kernels, writers, follows, [_density(v) for v in logs], shares)
 
+    def learn_times(self, values: Iterable[tuple[str, str]]) -> None:
+        """Learn how long each kernel takes from (kernel, time) of rebuilt records too: more of them, more outliers."""
+        logs: dict[str, list[float]] = defaultdict(list)
+        for kernel, text in values:
+            logs[kernel].append(_log(text))
+        self._density = [_density(logs[k]) if len(logs[k]) >= ENOUGH else d
+                         for k, d in zip(self.kernels, self._density, strict=True)]  # fmt: skip
+
     def likelihoods(self, text: str) -> list[float]:
         """Return how likely each kernel's time is printed as this text: density per log unit, times that of digits."""
         at = min(max(int((_log(text) - _LOWEST) / _STEP), 0), _BINS - 1)
@@ -163,16 +171,24 @@ def _log(text: str) -> float:
 
 
 def _density(logs: Sequence[float]) -> list[float]:
-    """Smooth a histogram of logarithms: as wide as the fewness of values asks, with an even part for outliers."""
+    """Smooth a histogram of logarithms: as wide as the fewness of values asks, a part wider: outliers.
+
+    As much as one value more is spread evenly: what was not seen in so many is that rare.
+    """
+    many = len(logs)
+    if not many:
+        return [1 / (_BINS * _STEP)] * _BINS
     counts, _ = np.histogram(np.clip(logs, _LOWEST, None), _BINS, (_LOWEST, _LOWEST + _BINS * _STEP))
-    middle = np.median(logs) if len(logs) else 0.0
-    spread = 1.4826 * float(np.median(np.abs(np.asarray(logs) - middle))) if len(logs) else 1.0
-    width = max(_STEP, 1.06 * max(spread, 0.05) * max(len(logs), 1) ** -0.2)
+    spread = 1.4826 * float(np.median(np.abs(np.asarray(logs) - np.median(logs))))
+    width = max(_STEP, 1.06 * max(spread, 0.05) * many**-0.2)
+    seen = (1 - _OUTLIERS) * _smooth(counts, width) + _OUTLIERS * _smooth(counts, _WIDER * width)
+    return [float(x) for x in (seen + 1 / (_BINS * _STEP)) / (many + 1)]
+
+
+def _smooth(counts: np.ndarray, width: float) -> np.ndarray:
     reach = np.arange(-60, 61) * _STEP
     bell = np.exp(-((reach / width) ** 2) / 2)
-    smooth = np.convolve(counts, bell / bell.sum(), mode="same") / max(len(logs), 1) / _STEP
-    even = 1 / (_BINS * _STEP)
-    return [float(x) for x in (1 - _OUTLIERS) * smooth + _OUTLIERS * even]
+    return np.asarray(np.convolve(counts, bell / bell.sum(), mode="same") / _STEP)
 
 
 def _most_open(texts: Sequence[str]) -> int:

@@ -2,8 +2,8 @@
 
 Its state is each process's device, stage within its record and last kernel, processes in the order of their last
 writes. A process is drawn to write next; what it writes follows from its stage. Learned by expectation and maximisation
-(Baum-Welch) are how likely each process is next, given which have a record open, the stage of the one that wrote last
-and its place in the order before that; and which kernel follows which. Forward and backward probabilities of all
+(Baum-Welch) are how likely each process is next, given which have a record open and from which places in this order the
+last two writers came (who runs, who rests); and which kernel follows which. Forward and backward probabilities of all
 readings give each value the probability of belonging to each device and kernel.
 """
 
@@ -14,10 +14,11 @@ from tracekit.parsers.torn_pieces import END, PREFIX, VALUE, WHOLE, Known, Piece
 
 #: A process: device's number, stage (the kind it writes next), its last or present kernel (-1: unknown).
 Process = tuple[int, int, int]
-#: Processes, the one that wrote last first; and the place in this order from which it came.
-State = tuple[tuple[Process, ...], int]
-#: What decides who is next: stage of the last writer, its place before, which processes have a record open.
-Context = tuple[int, int, tuple[int, ...]]
+#: Processes, the one that wrote last first; the places in this order from which the last writers came, likewise.
+State = tuple[tuple[Process, ...], tuple[int, ...]]
+#: What decides who is next: the places from which the last writers came, which processes have a record open. The stage
+#: within a record does not: all its writes are alike, and with fewer contexts each is learned better.
+Context = tuple[tuple[int, ...], tuple[int, ...]]
 #: The state's number after a piece is written, weight, device, kernel; what the weight is made of: the context's
 #: number, the writer's place, how many share it, the kernels before and now (None: not known, or none is written).
 Move = tuple[int, float, int, int, int, int, int, tuple[int, int] | None]
@@ -34,6 +35,8 @@ FEW = 4
 _PLACES = 3
 #: The place from which a writer came is told apart up to this.
 _CAME = 3
+#: So many of these places are remembered. More makes the model surer than it is right.
+_BACK = 2
 
 
 class Writers:
@@ -60,19 +63,19 @@ class Writers:
     def start(self) -> States:
         """Return the state in which nothing is known."""
         idle = [(d, 0, -1) for d in range(len(self.known.devices)) for _ in range(self.known.writers)]
-        return {self._number(self._state(idle, 0)): 1.0}
+        return {self._number(self._state(idle, ())): 1.0}
 
-    def _state(self, processes: Sequence[Process], place: int) -> State:
-        """Return a state of processes, the one that wrote last first; it was in this place before."""
+    def _state(self, processes: Sequence[Process], came: tuple[int, ...]) -> State:
+        """Return a state of processes, the one that wrote last first; the last writers came from these places."""
         if self._few:
-            return tuple(processes), min(place, _CAME)
+            return tuple(processes), came
         busy = [p for p in processes if p[1]]
         first = 0 if processes[0][1] else 1
         idle = [p for p in processes[first:] if not p[1]]
         idle.sort()
         if len(busy) > _PLACES + 1:
             busy[_PLACES:] = sorted(busy[_PLACES:])
-        return (*processes[:first], *busy, *idle), min(place, _CAME)
+        return (*processes[:first], *busy, *idle), came
 
     def _number(self, state: State) -> int:
         number = self._numbers.get(state)
@@ -80,8 +83,8 @@ class Writers:
             number = self._numbers[state] = len(self._states)
             self._states.append(state)
             processes, came = state
-            busy = tuple([stage > 0 for _, stage, _ in processes])
-            context = (processes[0][1], came, busy if self._few else (busy.count(True),))
+            busy = tuple([int(stage > 0) for _, stage, _ in processes])
+            context = (came, busy if self._few else (busy[0], sum(busy)))
             if context not in self._contexts:
                 self._contexts[context] = len(self._contexts)
                 self._chances.append(self._guess(context))
@@ -91,7 +94,7 @@ class Writers:
     def _guess(self, context: Context) -> list[float]:
         """Before anything is learned: who is in a record goes on with it; otherwise all are alike."""
         row = [1.0] * self.width
-        if context[0]:
+        if context[1][0]:
             row[0 if self._few else 1] = 4.0
         return [x / sum(row) for x in row]
 
@@ -102,7 +105,7 @@ class Writers:
     def find(self, number: int, what: What) -> list[Move]:
         """Look for who can write a piece in a state, and keep it."""
         kind, named, kernel_named = what
-        processes, _ = self._states[number]
+        processes, came = self._states[number]
         context = self._context_of[number]
         wants = PREFIX if kind == WHOLE else kind
         found = self._moves[what][number] = []
@@ -114,7 +117,8 @@ class Writers:
             own = kernel_named if kernel_named >= 0 else kernel
             after = (device, 0 if kind in (END, WHOLE) else stage + 1, own)
             rest = (after, *processes[:at], *processes[at + 1 :])
-            target = self._number(self._state(rest, 0 if kind == WHOLE else place))
+            now = () if kind == WHOLE else (min(place, _CAME), *came)[:_BACK]
+            target = self._number(self._state(rest, now))
             found.append(
                 (target, self._weight(context, place, alike, follow), device, own, context, place, alike, follow)
             )
@@ -138,22 +142,27 @@ class Writers:
 
     def learn(self) -> None:
         """Take what was counted as the new chances, and forget it."""
-        nothing = [0.0] * self.width
-        middle: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(lambda: nothing)
-        coarse: dict[tuple[int, ...], list[float]] = defaultdict(lambda: nothing)
-        for (stage, _, busy), at in self._contexts.items():
+        sums: dict[Context, list[float]] = {}
+        for (came, busy), at in self._contexts.items():
             if count := self.counted.get(at):
-                middle[stage, busy] = [a + b for a, b in zip(middle[stage, busy], count, strict=True)]
-                coarse[busy] = [a + b for a, b in zip(coarse[busy], count, strict=True)]
-        even = [1 / self.width] * self.width
-        for (stage, _, busy), at in self._contexts.items():
-            likely = _mixed(middle[stage, busy], _mixed(coarse[busy], even))
-            self._chances[at] = _mixed(self.counted.get(at, nothing), likely)
+                for key in _coarser(came, busy):
+                    sums[key] = [a + b for a, b in zip(sums.get(key, [0.0] * self.width), count, strict=True)]
+        for context, at in self._contexts.items():
+            likely = [1 / self.width] * self.width
+            for key in reversed(_coarser(*context)):
+                if key in sums:
+                    likely = _mixed(sums[key], likely)
+            self._chances[at] = likely
         self._follow = _shares(self.followed, 0.01, self._follow)
         for by_state in self._moves.values():
             for number, moves in by_state.items():
                 by_state[number] = [(m[0], self._weight(*m[4:]), *m[2:]) for m in moves]
         self.counted, self.followed = {}, defaultdict(float)
+
+
+def _coarser(came: tuple[int, ...], busy: tuple[int, ...]) -> list[Context]:
+    """Return a context and those that know less, the finest first."""
+    return [(came[:known], busy) for known in range(len(came), -1, -1)]
 
 
 def _mixed(count: Sequence[float], prior: Sequence[float]) -> list[float]:

@@ -67,9 +67,9 @@ def part_torn(text: str) -> float:
 @pytest.mark.parametrize(
     ("capture", "part", "attributed"),
     [
-        ("four_30", 0.30, 0.87),
+        ("four_30", 0.30, 0.90),
         ("two_85", 0.87, 0.83),
-        ("four_90", 0.89, 0.49),
+        ("four_90", 0.89, 0.55),
         ("four_three_kernels", 0.48, 0.86),
         ("eight", 0.32, 0.86),
     ],
