@@ -139,7 +139,9 @@ ENOUGH = 20
 
 
 def _glued(name: str, names: Counter[str]) -> bool:
-    """Whether a rare name is common names and digits, run together."""
+    """Whether a name is digits (another record's device or time), or a rare one common names and digits together."""
+    if not name.strip("0123456789.e-"):
+        return True
     common = [k for k in names if k != name and k in name and names[name] < 0.01 * names[k] + 2]
     return bool(common) and re.fullmatch(f"(?:{'|'.join(map(re.escape, common))}|[0-9.e-])+", name) is not None
 
