@@ -44,9 +44,9 @@ from tracekit.parsers.torn_pieces import (
 from tracekit.parsers.torn_writers import Reading, States, Votes, Writers
 
 #: Posterior probability at which a value is told, and at which its device or kernel is. Most records are far surer than
-#: that, so up to one in a thousand has a false owner (docs/reading.md).
+#: that: one owner in two thousand is false (docs/reading.md).
 SURE = 0.995
-SURE_OF_OWNER = 0.992
+SURE_OF_OWNER = 0.99
 
 #: The most states that are kept, and the least probability relative to the best: to learn, to read, and where no
 #: reading was left, to read once more.
@@ -61,6 +61,7 @@ _LEAST, _MOST = 300, 20_000
 
 _UNEXPLAINED = "torn so that no order of writes explains it"
 _AMBIGUOUS = "a value that can be read in several ways"
+_HEADLESS = "a value is left over: its record's first write is torn"
 
 
 def is_torn(lines: pl.DataFrame) -> bool:
@@ -89,7 +90,7 @@ def rebuild(lines: pl.DataFrame) -> Recovered | None:
     known.learn_times((v.kernel, v.text) for v in learned.values if v.kernel is not None)
     told = _Pass(writers, *_READ)
     told.read(segments(lines, known))
-    return told.recovered()
+    return told.recovered(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +189,8 @@ class _Pass:
             _Value(line, piece.text, told, None if kernel < 0 else known.kernels[kernel], recovered=True)
         )
 
-    def recovered(self) -> Recovered:
-        """Return all that was told."""
+    def recovered(self, lines: pl.DataFrame) -> Recovered:
+        """Return all that was told of a text, and that records began whose first write itself is torn."""
         values = self.values
         events = pl.DataFrame(
             {
@@ -207,10 +208,16 @@ class _Pass:
                 "recovered": pl.Boolean,
             },
         )
+        waits, prefixes = (lines["text"].str.count_matches(t, literal=True).cum_sum() for t in (WAIT_TEXT, PREFIX_TEXT))
+        headless = waits.cast(pl.Int64) - prefixes.cast(pl.Int64)
+        surplus: int = max(0, *headless.to_list())
+        if surplus:
+            line, text = lines.filter(headless > 0).select("line", "text").row(0)
+            self.rejects.append((line, _HEADLESS, text))
         refused = pl.DataFrame(
             self.rejects, schema={"line": pl.UInt32, "reason": pl.String, "text": pl.String}, orient="row"
         )
-        return Recovered(events, refused, self.opened)
+        return Recovered(events, refused, self.opened + surplus)
 
 
 def _likely(votes: Votes, part: int) -> int:

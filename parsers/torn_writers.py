@@ -29,7 +29,7 @@ Votes = dict[tuple[int, int], float]
 
 
 #: How much is believed of a coarser context when a finer one is learned.
-_PRIOR = 10.0
+_PRIOR = 20.0
 #: Up to so many processes, the order of their last writes is kept whole; of more, only those in a record, so many.
 FEW = 4
 _PLACES = 3

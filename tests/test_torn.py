@@ -192,6 +192,32 @@ def test_text_of_other_programs_between_the_pieces(tmp_path: Path) -> None:
     assert coverage["records"] + coverage["recovered"] + coverage["rejected"] == len(truth)
 
 
+MARKER = "[llm-scaler][moe-kernel]"
+
+
+@pytest.mark.parametrize("whole", [5, 60])
+@pytest.mark.parametrize(
+    "order",
+    ["A0 B0 A1 A2 A3 B1 B2 B3", "A0 A1 B0 A2 B1 A3 B2 B3", "A0 B0 A1 B1 A2 A3 B2 B3", "A0 B0 B1 A1 A2 A3 B2 B3"],
+)
+def test_a_record_whose_marker_itself_is_torn_is_counted(tmp_path: Path, order: str, whole: int) -> None:
+    def pieces(wait: int) -> list[str]:
+        text = f'{MARKER} device=0 kernel="{UP}" wait_ms={wait}\n'
+        return [text[:10], text[10:24], text[24:40], text[40:]]
+
+    two = {"A": pieces(7), "B": pieces(8)}
+    torn_pair = "".join(two[piece[0]][int(piece[1])] for piece in order.split())
+    around = "".join("".join(pieces(n)) for n in range(20, 20 + whole))
+    log = tmp_path / "w.log"
+    log.write_text(around + torn_pair + around)
+    run = read(log)
+    coverage = run.coverage.collect().row(0, named=True)
+    assert coverage["records"] + coverage["recovered"] + coverage["rejected"] == 2 * whole + 2
+    assert coverage["rejected"] > 0
+    assert run.rejects.collect().height > 0
+    assert set(run.events.collect()["dur_ns"]) <= {n * 10**6 for n in (7, 8, *range(20, 20 + whole))}
+
+
 @pytest.mark.parametrize(("text", "printed"), [("0.04465", True), ("2.05121", True), ("12", True), ("9.1e-05", True),
     ("0.0446500", False), ("0.00001", False), ("1234567", False), ("01", False), ("1.", False)])  # fmt: skip
 def test_how_a_stream_prints_a_number(text: str, *, printed: bool) -> None:

@@ -76,7 +76,10 @@ class LogReading:
         found = self._settle(self._take(), last=True)
         for dialect in self.dialects:
             tally = self.reader.tallies.get(dialect.name)
-            if dialect.recover is not None and tally is not None and tally.rejected:
+            if dialect.recover is None or tally is None:
+                continue
+            self.reader.reject_strays(dialect)
+            if tally.rejected:
                 rebuilt = dialect.recover(self._lines())
                 if rebuilt is not None:
                     found[dialect.name] = self.reader.replace(dialect, rebuilt)

@@ -89,6 +89,11 @@ class Tally:
     quoted: int = 0
     structure: int = 0
     foreign_tail: int = 0
+    #: Values of refused records and of lines without the marker, less the records that were refused: where more, it
+    #: was the marker that was torn.
+    strays: int = 0
+    #: Line and text of the first line with such a value and no marker.
+    stray: tuple[int, str] = (0, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +235,7 @@ class RecordReader:
         markers = [d.marker for d in self.dialects]
         bears = lines["text"].str.contains_any(markers)
         self._note_unparsed(lines.filter(~bears))
+        self._note_strays(lines.filter(~bears))
         lines = lines.filter(bears)
         if lines.is_empty():
             return
@@ -340,10 +346,11 @@ class RecordReader:
         """Tell refused records from quotations and from the dialect's own frame lines, and count each."""
         behind = pl.col("text").str.strip_prefix(dialect.marker)
         opening = dialect.opening
+        values = pl.col("text").str.count_matches(_value(dialect)) if dialect.recover else pl.lit(0)
         kinds = records.with_columns(
             pl.when(behind.str.contains(dialect.structure) if dialect.structure else pl.lit(value=False))
             .then(pl.lit("structure"))
-            .when(behind.str.contains(opening) | self._cut_short(dialect, behind))
+            .when(behind.str.contains(opening) | self._cut_short(dialect, behind) | (values > 0))
             .then(pl.lit("reject"))
             .otherwise(pl.lit("quoted"))
             .alias("verdict")
@@ -354,6 +361,7 @@ class RecordReader:
         tally.rejected += counts.get("reject", 0)
         refused = kinds.filter(pl.col("verdict") == "reject")
         if refused.height:
+            tally.strays += refused.select((values.cast(pl.Int64) - 1).sum()).item() if dialect.recover else 0
             self.rejects.append(
                 refused.select(
                     "line",
@@ -394,6 +402,29 @@ class RecordReader:
                 count, first = self.unparsed.get(marker, (0, int(places[0])))
                 self.unparsed[marker] = (count + len(places), first)
 
+    def _note_strays(self, lines: pl.DataFrame) -> None:
+        """Count the values of records that can be torn, in lines without the marker."""
+        for dialect in self.dialects:
+            if dialect.recover is None or lines.is_empty():
+                continue
+            found = lines.filter(pl.col("text").str.contains(dialect.cut, literal=True))
+            values = found["text"].str.count_matches(_value(dialect)) if found.height else pl.Series([0])
+            if values.sum():
+                tally = self.tallies.setdefault(dialect.name, Tally())
+                tally.strays += int(values.sum())
+                if not tally.stray[0]:
+                    tally.stray = found.filter(values > 0).select("line", "text").row(0)
+
+    def reject_strays(self, dialect: Dialect) -> None:
+        """Reject the records whose marker itself was torn, at the end of a stream: their values are left over."""
+        tally = self.tallies[dialect.name]
+        if tally.strays > 0:
+            tally.rejected += tally.strays
+            line, text = tally.stray
+            reason = "a value is left over: its record's marker is torn"
+            refused = {"line": line, "dialect": dialect.name, "reason": reason, "text": text[:_CUT_CHARACTERS]}
+            self.rejects.append(pl.DataFrame([refused], schema={c: REJECTS[c] for c in refused}))
+
     def replace(self, dialect: Dialect, found: Recovered) -> pl.DataFrame:
         """Take a dialect's rebuilt records in the place of what was read of it; return them as rows of `read`."""
         tally = self.tallies[dialect.name]
@@ -418,3 +449,8 @@ class RecordReader:
         if not self.rejects:
             return empty({c: t for c, t in REJECTS.items() if c != "stream"})
         return pl.concat(self.rejects).sort("line", maintain_order=True)
+
+
+def _value(dialect: Dialect) -> str:
+    """Return what a record's first value and the text before it look like."""
+    return re.escape(dialect.cut) + r"\d"
