@@ -139,10 +139,13 @@ ENOUGH = 20
 
 
 def _glued(name: str, names: Counter[str]) -> bool:
-    """Whether a name is digits (another record's device or time), or a rare one common names and digits together."""
+    """Whether a name is digits (another record's device or time), commoner names, or a rare one both run together."""
     if not name.strip("0123456789.e-"):
         return True
-    common = [k for k in names if k != name and k in name and names[name] < 0.01 * names[k] + 2]
+    commoner = [k for k in names if k != name and k in name and names[name] < names[k]]
+    if commoner and re.fullmatch(f"(?:{'|'.join(map(re.escape, commoner))}){{2,}}", name):
+        return True
+    common = [k for k in commoner if names[name] < 0.01 * names[k] + 2]
     return bool(common) and re.fullmatch(f"(?:{'|'.join(map(re.escape, common))}|[0-9.e-])+", name) is not None
 
 

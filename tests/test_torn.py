@@ -127,10 +127,11 @@ def test_devices_that_never_stand_whole_are_known_by_their_pieces() -> None:
     assert found.events.height >= 0.99 * (len(truth) + 60)
 
 
-def test_a_device_that_fell_into_the_place_of_a_name_is_no_kernel() -> None:
+@pytest.mark.parametrize("name", ["0", UP + UP, UP + DOWN])
+def test_what_fell_into_the_place_of_a_name_is_no_kernel(name: str) -> None:
     text, truth = interleaved(3, 150, 0.9)
     rows = text.removesuffix("\n").split("\n")
-    rows += ['[llm-scaler][moe-kernel] device=1 kernel="0" wait_ms=0.04'] * 2
+    rows += [f'[llm-scaler][moe-kernel] device=1 kernel="{name}" wait_ms=0.04'] * 4
     found = rebuild(frame("\n".join(rows)))
     assert found is not None
     assert set(found.events["kernel"].drop_nulls()) == {UP, DOWN}
