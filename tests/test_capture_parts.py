@@ -4,6 +4,7 @@ import re
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -346,9 +347,10 @@ def test_a_directory_without_a_manifest_has_none(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "is no manifest of a capture"),
         ('{"schema": "tracekit-capture", "version": 2}', "version 2; this tracekit reads 1"),
-        ('{"schema": "tracekit-capture", "version": 1}', "missing"),
-        ('{"schema": "tracekit-capture", "version": 1, "processes": 5}', "should be a list"),
-        ('{"schema": "tracekit-capture", "version": 1, "started": 5}', "should be an object"),
+        ('{"schema": "tracekit-capture", "version": 1}', "manifest.json: tracekit is missing"),
+        ('{"schema": "tracekit-capture", "version": 1, "tracekit": 5}', "tracekit should be a text, and is '5'"),
+        ('{"schema": "tracekit-capture", "version": 1, "processes": 5}', "missing"),
+        ('{"schema": "tracekit-capture", "version": 1, "started": 5}', "missing"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
@@ -375,6 +377,37 @@ def test_a_manifest_is_read_back_as_saved_and_lets_unknown_keys_through(tmp_path
     content["later"] = content["processes"][0]["later"] = 1
     path.write_text(json.dumps(content))
     assert manifest.load(tmp_path) == saved
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("processes", 0, "logs", 0, "bytes"), "x", "processes[0].logs[0].bytes should be a whole number, and is 'x'"),
+        (("processes", 0, "logs", 0, "file"), None, "processes[0].logs[0].file should be a text"),
+        (("processes", 0, "env"), {"A": 1}, "processes[0].env.A should be a text"),
+        (("processes",), 5, "processes should be a list"),
+        (("started",), 5, "started should be an object"),
+        (("timed",), 1, "timed should be true or false"),
+        (("capture", "grace_s"), True, "capture.grace_s should be a number"),
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path: Path, place: tuple[str | int, ...], value: Any, says: str) -> None:
+    import json
+
+    log = manifest.Log("a.stdout.log", "a.stdout.log.stamps", "stdout", 10, 2)
+    saved = manifest.Manifest(
+        "0.1", "a", [], True, None, "a", ["run"], "/", manifest.Moment(1, 2), None, None, manifest.Capture(),
+        [manifest.Process("a", ["a"], "/", "/a", {}, [], timed=True, logs=[log])], {},
+    )  # fmt: skip
+    manifest.save(saved, tmp_path)
+    content = inner = json.loads((tmp_path / "manifest.json").read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError) as refused:
+        manifest.load(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path / 'manifest.json'}: {says}")
 
 
 def test_the_schema_is_documented() -> None:

@@ -92,7 +92,8 @@ def _unfinished(run: Manifest) -> Iterator[Finding]:
         what = "the run is still on, or was killed with its guard: the logs end where they end"
         yield Finding("fault", "run-unfinished", what)
     elif run.outcome.name != "ok":
-        what = f"the run {_ENDS[run.outcome.name]}: {run.outcome.evidence}; the numbers are of what it did until then"
+        end = _ENDS.get(run.outcome.name, run.outcome.name)
+        what = f"the run {end}: {run.outcome.evidence}; the numbers are of what it did until then"
         yield Finding("fault", f"run-{run.outcome.name}", what)
 
 

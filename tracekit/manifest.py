@@ -7,7 +7,7 @@ The fields of the classes here are the keys of the file; ``docs/capture.md`` tel
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
@@ -170,8 +170,8 @@ def load(folder: str | Path) -> Manifest | None:
     if content.get("version") != VERSION:
         raise UsageError(f"{path}: a manifest of version {content.get('version')}; this tracekit reads {VERSION}")
     try:
-        built = _build(Manifest, content)
-    except (TypeError, ValueError) as error:
+        built = _build(Manifest, content, "")
+    except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
     assert isinstance(built, Manifest)
     return built
@@ -191,19 +191,48 @@ def save(manifest: Manifest, folder: Path) -> None:
     part.replace(folder / FILE)
 
 
-def _build(kind: Any, value: Any) -> Any:
-    """Build a value of a declared type from JSON, by the annotations of the classes here."""
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """Build a value of a declared type from JSON, by the annotations of the classes here.
+
+    Raises:
+        ValueError: a field is missing or of another type; the message names it, as in ``processes[0].logs[1].bytes``.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         rest = [k for k in inner if k is not NoneType]
-        return None if value is None else _build(rest[0], value)
+        return None if value is None else _build(rest[0], value, where)
     if origin is list:
-        if not isinstance(value, list):
-            raise ValueError(f"{str(value)[:60]!r} should be a list")
-        return [_build(inner[0], v) for v in value]
+        _check(value, list, where)
+        return [_build(inner[0], v, f"{where}[{n}]") for n, v in enumerate(value)]
+    if origin is dict:
+        _check(value, dict, where)
+        return {k: _build(inner[1], v, f"{where}.{k}") for k, v in value.items()}
     if isinstance(kind, type) and kind.__module__ == __name__:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{str(value)[:60]!r} should be an object ({kind.__name__})")
-        known = {f.name: f.type for f in fields(kind)}
-        return kind(**{k: _build(known[k], v) for k, v in value.items() if k in known})
+        _check(value, dict, where)
+        return kind(**_arguments(kind, value, where))
+    if kind is not Any:
+        _check(value, kind, where)
     return value
+
+
+def _arguments(kind: Any, content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what an object is built from; keys that are not known are let through unread."""
+    found = {}
+    for one in fields(kind):
+        place = f"{where}.{one.name}" if where else one.name
+        if one.name in content:
+            found[one.name] = _build(one.type, content[one.name], place)
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"{place} is missing")
+    return found
+
+
+def _check(value: Any, kind: type, where: str) -> None:
+    allowed = (int, float) if kind is float else (kind,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{where} should be {_NAMES[kind]}, and is {str(value)[:60]!r}")
+
+
+_NAMES: dict[type, str] = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip

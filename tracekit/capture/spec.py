@@ -22,6 +22,7 @@ from tracekit.topology import TOPOLOGIES, Topology
 SHIPPED = ("ggml-rpc", "vllm-tp")
 
 READY_TIMEOUT_S = 300.0
+_LAST_PORT = 65535
 _STOPS = ("TERM", "INT", "QUIT", "HUP")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _PLACE = re.compile(r"\{([a-z_.]+)\}")
@@ -167,8 +168,8 @@ class _Spec:
         topology = self.content.get("topology")
         if topology is not None and topology not in TOPOLOGIES:
             raise self._bad(f"topology = {topology!r}: choose from {', '.join(TOPOLOGIES)}")
-        given = self.content.get("preset", ())
-        presets = (given,) if isinstance(given, str) else tuple(map(str, given))
+        given = self.content.get("preset", [])
+        presets = (given,) if isinstance(given, str) else tuple(self._words(given, "preset"))
         return Plan(self._ordered(processes), end, topology, presets, str(self.content.get("name", self.path.stem)))
 
     def _ordered(self, processes: tuple[Process, ...]) -> tuple[Process, ...]:
@@ -221,7 +222,8 @@ class _Spec:
         if index is not None:
             names["i"] = str(index)
         if "port" in row:
-            names["port"] = str(self._number(str(row["port"]), f"process {row['name']}") + (index or 0))
+            where = f"process {row['name']}"
+            names["port"] = str(self._port(self._number(str(row["port"]), where) + (index or 0), where))
         return names
 
     def _process(self, row: Mapping[str, Any], index: int | None) -> Process:
@@ -242,7 +244,7 @@ class _Spec:
             instead=tuple(self._text(w, names) for w in self._words(row.get("instead", []), f"{where}: instead")),
             env={k: self._text(str(v), names) for k, v in env.items()},
             unset=tuple(self._words(row.get("unset", []), f"{where}: unset")),
-            cwd=self._text(row["cwd"], names) if "cwd" in row else None,
+            cwd=self._text(str(row["cwd"]), names) if "cwd" in row else None,
             timed=bool(row.get("timed", False)),
             ready=self._ready(row, names, where),
             after=tuple(self._words(row.get("after", []), f"{where}: after")),
@@ -294,13 +296,15 @@ class _Spec:
         (kind,) = kinds
         value = table[kind]
         if kind == "port":
-            return Ready(port=self._number(self._text(str(value), names), where), timeout_s=timeout_s)
+            port = self._port(self._number(self._text(str(value), names), where), where)
+            return Ready(port=port, timeout_s=timeout_s)
         if kind == "after_s":
             return Ready(after_s=self._seconds(value, f"{where}: after_s"), timeout_s=timeout_s)
         if kind == "connect":
             address = self._text(str(value), names)
             if not re.fullmatch(r".+:\d+", address):
                 raise self._bad(f"{where}: connect = {address!r}: give HOST:PORT")
+            self._port(int(address.rpartition(":")[2]), where)
             return Ready(connect=address, timeout_s=timeout_s)
         try:
             re.compile(str(value).encode())
@@ -324,6 +328,11 @@ class _Spec:
         if not re.fullmatch(r"\d{1,6}", text):
             raise self._bad(f"{where}: {text!r} is no whole number")
         return int(text)
+
+    def _port(self, number: int, where: str) -> int:
+        if not 1 <= number <= _LAST_PORT:
+            raise self._bad(f"{where}: there is no port {number}: give 1 to {_LAST_PORT}")
+        return number
 
     def _seconds(self, value: object, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
