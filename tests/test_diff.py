@@ -157,6 +157,23 @@ def test_fused_operations_are_paired_by_rule_or_by_hand(samples: Path) -> None:
         diff(repeats(ik), repeats(other), Settings(pairs=[pair, Pair.parse("ROPE=SOFT_MAX")]))
 
 
+def adding(path: Path, us: int | None) -> Path:
+    """Write a log of ten steps of two layers: a product of 100 us, then (unless None) a sum of `us`."""
+    ops = [("MUL_MAT", 100), *([] if us is None else [("ADD", us)])]
+    step = "".join(f"[SYCL_OP_TIMING] dev=0 op={op} name=x-{n} ne=8x1x1x1 us={t}\n" for n in range(2) for op, t in ops)
+    path.write_text(10 * step)
+    return path
+
+
+def test_calls_that_take_no_time_are_there(tmp_path: Path) -> None:
+    zero, five, none = (adding(tmp_path / f"{us}.log", us) for us in (0, 5, None))
+    row = compared([zero], [five]).rows.row(0, named=True)
+    assert (row["op"], row["ratio"], row["delta_ns"], row["verdict"]) == ("ADD", None, 10_000, "unclear")
+    assert verdicts(compared([zero], [none]))["ADD"] == "only in A"
+    absent = compared([none], [zero]).categories
+    assert dict(absent.select("category", "verdict").iter_rows())["elementwise"] == "only in B"
+
+
 def test_engines_meet_by_category(samples: Path) -> None:
     a, b = (
         repeats(samples / "llama_rpc_worker0.log", phase="decode"),

@@ -113,7 +113,7 @@ def test_two_workers_are_each_asked_for(tracekit: Command, samples: Path, tmp_pa
     other.write_text(log.replace('"rank":"0"', '"rank":"1"'))
     both = recorded(tracekit, samples / STEP_LOG, other)["timingProbe"]
     alone = recorded(tracekit, other)["timingProbe"]["workerTotalsMs"]["rank 1"]
-    assert both["workerTotalsMs"] == {"rank 0": alone, "rank 1": alone}
+    assert list(both["workerTotalsMs"].values()) == [alone, alone]
 
 
 def test_calls_of_no_length_are_known_to_take_nothing(tracekit: Command, tmp_path: Path) -> None:

@@ -361,7 +361,8 @@ class _Both:
         counts: list[npt.NDArray[np.int64]],
     ) -> pl.DataFrame:
         adjusted = evidence.holm(found.p)
-        words = evidence.verdicts(means[0].values, means[1].values, found, adjusted, self.settings.min_effect)
+        there = [np.where(n > 0, n, m.values) for n, m in zip(counts, means, strict=True)]  # calls are not always told
+        words = evidence.verdicts(there[0], there[1], found, adjusted, self.settings.min_effect)
         resolution = max(r.resolution_ns for r in (*self.a, *self.b))
         rounding = np.maximum(*calls) * (resolution if resolution > 1 else 0)
         coarse = (np.abs(means[1].values - means[0].values) <= rounding) & (

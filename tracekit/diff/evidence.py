@@ -6,6 +6,7 @@ run takes it as given.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,14 +113,17 @@ def holm(p: Floats) -> Floats:
     return back
 
 
-def verdicts(a: Floats, b: Floats, found: Evidence, adjusted: Floats, min_effect: float) -> npt.NDArray[np.str_]:
+def verdicts(
+    a: npt.NDArray[Any], b: npt.NDArray[Any], found: Evidence, adjusted: Floats, min_effect: float
+) -> npt.NDArray[np.str_]:
     """Return the verdict on each bucket, of `VERDICTS`.
 
     Same is shown by the interval, which must lie within the smallest effect that matters; a test that finds nothing
     shows nothing. Faster and slower need the corrected test, and a ratio beyond that effect.
 
     Args:
-        a, b: the sides' values, which tell what is on one side only.
+        a, b: how much of it each side has, in calls: what has none is on the other side only. Calls that take no time
+            are there; their ratio is not known, so neither is their verdict.
         adjusted: the p values, corrected.
         min_effect: as in 0.01: from 1 / 1.01 to 1.01 is the same.
     """
