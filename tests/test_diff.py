@@ -174,6 +174,24 @@ def test_calls_that_take_no_time_are_there(tmp_path: Path) -> None:
     assert dict(absent.select("category", "verdict").iter_rows())["elementwise"] == "only in B"
 
 
+def test_logs_of_one_name_are_runs_of_their_own(tracekit: Command, tmp_path: Path) -> None:
+    for n in range(2):
+        for side in "ab":
+            for worker in (0, 1):
+                write_run(tmp_path / f"{side}{n}" / f"w{worker}.log", 10 * n + worker, steps=2)
+    done = tracekit("diff", "a?/w0.log", "b?/w0.log", "--format", "json", cwd=tmp_path)
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert [(found[side]["runs"], found[side]["workers"]) for side in "ab"] == [(2, 1), (2, 1)]
+    several = tracekit("diff", "a?/*.log", "b?/*.log", cwd=tmp_path)
+    assert (several.returncode, several.stdout) == (2, "")
+    assert "2 logs have one worker name, w0" in several.stderr
+    assert "1 notes" not in tracekit("top", "a0", cwd=tmp_path).stderr
+    assert (
+        "4 logs of several directories have one worker name, w0"
+        in tracekit("top", "a?/w0.log", "b?/w0.log", cwd=tmp_path).stderr
+    )
+
+
 def test_engines_meet_by_category(samples: Path) -> None:
     a, b = (
         repeats(samples / "llama_rpc_worker0.log", phase="decode"),

@@ -238,7 +238,17 @@ class Run:
         self._outcome = together(done)
         silent = [path for one in self.captures for path in captured.silent(one)]
         missed = ~(pl.col("code").cast(pl.String).eq("no-records") & pl.col("stream").cast(pl.String).is_in(silent))
-        self._outcome.findings = pl.concat([self._outcome.findings.filter(missed), *self._of_captures()])
+        self._outcome.findings = pl.concat(
+            [self._outcome.findings.filter(missed), *self._of_captures(), *self._of_names()]
+        )
+
+    def _of_names(self) -> Iterator[pl.DataFrame]:
+        for name, paths in source.shared_names(self.streams).items():
+            said = (
+                f"{len(paths)} logs of several directories have one worker name, {name}, so their calls are added: "
+                "told apart by --by stream or with --worker NAME=PATH"
+            )
+            yield finding("note", "one-worker-name", paths[0], "", 0, len(paths), said)
 
     def _of_captures(self) -> Iterator[pl.DataFrame]:
         for one in self.captures:

@@ -266,6 +266,18 @@ def streams(paths: Sequence[str | Path], workers: Sequence[str] = ()) -> list[St
     return [Stream(path, names.get(path, worker_name(path)), _keep(path)) for path in found]
 
 
+def shared_names(streams: Sequence[Stream]) -> dict[str, list[str]]:
+    """Return the names that logs of several directories bear, with these logs: hardly of one process.
+
+    Logs of one name in one directory are: a capture keeps a process's two outputs so.
+    """
+    found: dict[str, list[str]] = {}
+    for stream in streams:
+        if not stream.parquet:  # names its workers itself
+            found.setdefault(stream.worker, []).append(stream.path)
+    return {name: paths for name, paths in found.items() if len({Path(p).parent for p in paths}) > 1}
+
+
 def plain_text(path: str | Path) -> str:
     """Return the whole text of a small file; .gz and .zst are unpacked.
 

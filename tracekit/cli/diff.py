@@ -156,17 +156,34 @@ def _sides(side: Sequence[str], a: Sequence[str], b: Sequence[str]) -> list[list
 
 
 def _repeats(given: str) -> list[str]:
-    """Return one path for each run that was named: a glob that matches directories names several."""
+    """Return one path for each run that was named.
+
+    A glob names several if it matches directories, or logs of one name in several directories.
+    """
     path = Path(given)
     if path.exists() or not any(c in given for c in "*?["):
         return [given]
     base = Path(path.anchor) if path.is_absolute() else Path()
-    return sorted(str(f) for f in base.glob(str(path.relative_to(path.anchor))) if f.is_dir()) or [given]
+    found = sorted(base.glob(str(path.relative_to(path.anchor))))
+    folders = [str(f) for f in found if f.is_dir()]
+    of_one_name = len(found) > 1 and len({f.name for f in found}) == 1
+    return folders or ([str(f) for f in found] if of_one_name else [given])
 
 
 def _open(path: str, target: str | None, phase: str | None, chosen: str | None, skip: int) -> "Repeat":
-    """Open one run."""
+    """Open one run.
+
+    Raises:
+        UsageError: its logs are of several runs.
+    """
     from tracekit.diff.comparison import Repeat
+    from tracekit.errors import UsageError
+    from tracekit.source import shared_names
 
     run = options.open_run([path], (), target, phase=phase, chosen=chosen, skip=skip)
+    for name, paths in shared_names(run.streams).items():
+        raise UsageError(
+            f"{path}: {len(paths)} logs have one worker name, {name} ({paths[0]}, {paths[1]}): they are several runs; "
+            "name each run's directory, with --a or --b once for each, or as a glob that matches directories"
+        )
     return Repeat(path.rstrip("/") or path, run)
