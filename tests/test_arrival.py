@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import polars as pl
+import pytest
 from trace_check import read_trace
 
 import tracekit as tk
@@ -33,3 +35,24 @@ def test_a_trace_is_laid_out_by_arrival(tmp_path: Path) -> None:
     first, second = sorted(read_trace(tmp_path / "t.pftrace").operations(), key=lambda s: s.start_ns)
     assert (first.dur_ns, second.dur_ns) == (100_000, 200_000)
     assert second.end_ns - first.end_ns == 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"", "is no file of arrival stamps"), (stamps(), "do not cover"), (stamps((9, 1)), "do not")]
+)
+def test_damaged_stamps_cost_the_times_and_nothing_else(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "w.log").write_bytes(b"a\n" + LINE % 1 + LINE % 2)
+    (tmp_path / "w.log.stamps").write_bytes(content)
+    run = tk.read(tmp_path / "w.log")
+    assert run.events.select("dur_ns", "arrival_ns").collect().rows() == [(1000, None), (2000, None)]
+    (fault,) = run.findings.filter(pl.col("code") == "stamps-damaged").collect().to_dicts()
+    assert fault["severity"] == "fault"
+    assert str(tmp_path / "w.log.stamps") in fault["message"]
+    assert says in fault["message"]
+
+
+def test_stamps_that_end_before_the_log_are_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "w.log").write_bytes(LINE % 1 * 30_000)
+    (tmp_path / "w.log.stamps").write_bytes(stamps((0, 5)))
+    found = tk.read(tmp_path / "w.log").findings.filter(pl.col("code") == "stamps-damaged").collect()
+    assert "is cut, nothing is stamped from byte 1,048,576 on" in found["message"][0]

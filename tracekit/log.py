@@ -399,6 +399,9 @@ class LogReading:
 
     def _findings(self, rejects: pl.DataFrame) -> Iterator[pl.DataFrame]:
         path, reader = self.stream.path, self.reader
+        if self.source.ledger.unstamped:
+            what = f"times of arrival are not known or wrong: {self.source.ledger.unstamped}"
+            yield finding("fault", "stamps-damaged", path, "", 0, 1, what)
         if self.source.ledger.broken:
             what = f"the file is damaged or cut ({self.source.ledger.broken}): what came before that was read"
             yield finding("fault", "damaged-file", path, "", self.reader.lines, 1, what)

@@ -24,7 +24,7 @@ import zstandard
 
 from tracekit.captured import timed_run
 from tracekit.errors import NothingRecognisedError, UsageError
-from tracekit.stamps import SUFFIX, Stamps, read_stamps
+from tracekit.stamps import READ_BYTES, SUFFIX, Stamps, read_stamps
 
 #: Bytes read at once. Measured: 1 to 4 MiB are equally fast; larger blocks only take memory.
 BLOCK_BYTES = 2 << 20
@@ -66,6 +66,8 @@ class Ledger:
 
     bytes: int = 0
     broken: str = ""
+    #: Why lines have no time of arrival, or a wrong one, although stamps lie beside the log.
+    unstamped: str = ""
     unended: str = ""
 
 
@@ -117,12 +119,16 @@ class Source:
         Raises:
             UsageError: the file cannot be opened.
         """
-        stamps = _stamps(self.stream.path)
+        stamps = self._stamps()
         offset = 0
         for raw in self._cut():
             arrival = None
             if stamps is not None:
-                arrival = stamps.arrival_ns((_line_ends(raw) + offset).astype(np.uint64))
+                try:
+                    arrival = stamps.arrival_ns((_line_ends(raw) + offset).astype(np.uint64))
+                except UsageError as error:
+                    self.ledger.unstamped = f"{_sidecar(self.stream.path)}: {error}"
+                    stamps = None
                 offset += len(raw)
             data = raw
             if b"\r" in data:
@@ -133,6 +139,21 @@ class Source:
             else:
                 self.ledger.unended = ""
             yield Block(data, arrival)
+        if (
+            stamps is not None
+            and stamps.byte_offset.size
+            and offset > (end := int(stamps.byte_offset[-1]) + READ_BYTES)
+        ):
+            self.ledger.unstamped = f"{_sidecar(self.stream.path)}: is cut, nothing is stamped from byte {end:,} on"
+
+    def _stamps(self) -> Stamps | None:
+        """Return the arrival stamps that a capture laid beside the log, if there are any that can be read."""
+        beside = _sidecar(self.stream.path)
+        try:
+            return read_stamps(beside) if beside.exists() else None
+        except UsageError as error:
+            self.ledger.unstamped = str(error)
+            return None
 
     def _cut(self) -> Iterator[bytes]:
         """Yield blocks of bytes that end at a line end (the last may not)."""
@@ -165,12 +186,11 @@ class Source:
                 yield data
 
 
-def _stamps(path: str) -> Stamps | None:
-    """Return the arrival stamps that a capture laid beside a log, if there are any."""
+def _sidecar(path: str) -> Path:
+    """Return where a capture lays the arrival stamps of a log."""
     for packed in PACKED_SUFFIXES:
         path = path.removesuffix(packed)
-    beside = Path(path + SUFFIX)
-    return read_stamps(beside) if beside.exists() else None
+    return Path(path + SUFFIX)
 
 
 def _line_ends(raw: bytes) -> npt.NDArray[np.int64]:

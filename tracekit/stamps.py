@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MAGIC = b"TKSTAMPS"
 VERSION = 1
 SUFFIX = ".stamps"
+#: No read of a program's output brings more than this: what a pipe holds.
+READ_BYTES = 1 << 20
 
 _HEADER = struct.Struct("<8sIIqqq24x")
 RECORD = struct.Struct("<Qq")

@@ -27,7 +27,7 @@ from tracekit.capture.watch import Hit, StallWatch, Watch
 if TYPE_CHECKING:
     import zstandard
 
-PIPE_BYTES = 1 << 20
+PIPE_BYTES = stamps.READ_BYTES
 PAUSE_S = 0.001
 
 #: A read of less than this share of the pipe is "little".
