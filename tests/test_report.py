@@ -156,6 +156,15 @@ def test_operations_with_any_name_are_drawn(tmp_path: Path) -> None:
     assert "alert(1)" in Page(page).words["kernels"]
 
 
+def test_steps_of_no_length_are_shown(tracekit: Command, tmp_path: Path) -> None:
+    line = "[SYCL_OP_TIMING] dev=0 op={} name=x-{} ne=8x1x1x1 us=0\n"
+    step = "".join(line.format(op, n) for n in range(3) for op in ("MUL_MAT", "ROPE", "ADD"))
+    (tmp_path / "zero.log").write_text(5 * step)
+    done = tracekit("report", "zero.log", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Time of each step" in done.stdout
+
+
 def test_what_is_selected_is_said(tracekit: Command, samples: Path) -> None:
     done = tracekit("report", samples / "llama_rpc_worker0.log", "--phase", "decode", "--format", "markdown")
     assert "Only what matches phase decode, steps 0: is in the tables." in done.stdout

@@ -187,10 +187,16 @@ def step_times(steps: pl.DataFrame, warm_up: int) -> tuple[Spec, str]:
 
 
 def _log(values: pl.Series, title: str, **more: Any) -> dict[str, Any]:
-    """Return a logarithmic axis over some positive values, with a tick at each power of ten."""
-    low, high = (math.log10(float(v)) for v in (values.min(), values.max()))  # type: ignore[arg-type]
+    """Return a logarithmic axis over some values, with a tick at each power of ten; none if all are 0."""
+    positive = values.filter(values > 0)
+    if positive.is_empty():
+        return {"type": "quantitative", "title": title, "axis": more}
+    low, high = (math.log10(float(v)) for v in (positive.min(), positive.max()))  # type: ignore[arg-type]
     ticks = [10.0**n for n in range(math.floor(low), math.ceil(high) + 1)]
-    return {"type": "quantitative", "scale": {"type": "log"}, "title": title, "axis": {"values": ticks} | more}
+    # A logarithm knows no 0: it stands at the lower end.
+    ends = {} if positive.len() == values.len() else {"domain": [ticks[0], 10.0 * ticks[-1]], "clamp": True}
+    scale = {"type": "log"} | ends
+    return {"type": "quantitative", "scale": scale, "title": title, "axis": {"values": ticks} | more}
 
 
 def distributions(bins: pl.DataFrame) -> Spec:
