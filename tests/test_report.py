@@ -171,6 +171,15 @@ def test_what_is_selected_is_said(tracekit: Command, samples: Path) -> None:
     assert "| prefill " not in done.stdout
 
 
+@pytest.mark.parametrize("command", ["report", "budget"])
+def test_the_benchmark_is_not_written_over(tracekit: Command, tmp_path: Path, command: str) -> None:
+    (tmp_path / "w.log").write_text("[SYCL_OP_TIMING] dev=0 op=MUL name=x ne=1x1x1x1 us=5\n")
+    (tmp_path / "b.json").write_text(text := '[{"avg_ts": 2.0, "n_gen": 1}]')
+    done = tracekit(command, "w.log", "--bench", "b.json", "-o", "b.json", cwd=tmp_path)
+    assert (done.returncode, "is the log that is read" in done.stderr) == (2, True)
+    assert (tmp_path / "b.json").read_text() == text
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

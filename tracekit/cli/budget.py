@@ -58,11 +58,13 @@ def command(
     from tracekit.budget import budgets
     from tracekit.errors import TracekitError, UsageError
     from tracekit.table import ledger_json, render_budgets
+    from tracekit.writing import refuse_input
 
     if bench is not None and phase not in (None, "decode"):
         raise UsageError(f"--bench takes a throughput of decoding, which --phase {phase} has none of; give --tok-s")
     speed = options.throughput(tok_s, bench)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
+    refuse_input(target, [bench] if bench else [])
     if speed is None and phase in (None, "decode"):
         speed = options.clean_speed(run.captures)
     # A benchmark's throughput is of decoding: other steps are not to be set against it.

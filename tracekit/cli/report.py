@@ -51,9 +51,11 @@ def command(
       tracekit report rpc-b70-*.log --phase decode --format markdown
     """
     from tracekit.report import gather, html, markdown
+    from tracekit.writing import refuse_input
 
     speed = options.throughput(tok_s, bench)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
+    refuse_input(target, [bench] if bench else [])
     if speed is None:
         speed = options.clean_speed(run.captures)
     found = gather(run, log, title=title, tok_s=speed, where=where, arrangement=topology)
