@@ -416,6 +416,24 @@ def test_lines_that_were_sent_elsewhere_on_purpose_are_no_riddle(tmp_path: Path)
     assert "TRACEKIT_OP_TIMING_OUT=x.log is set: the lines went there" in done.stderr
 
 
+@pytest.mark.parametrize("pair", [(), ("--pair", "--preset", "vllm-xpu", "--no-check")])
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, pair: tuple[str, ...]) -> None:
+    done = refused(tmp_path, *pair, "-o", "cap", "--stall-pattern", "x" * 300, "--", "true")
+    assert done.returncode == 2
+    assert "1 to 256 bytes" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_guard_that_does_not_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracekit import capture
+
+    plan, settings = capture.single(["true"]), capture.Settings()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(capture.CaptureError, match="guard process could not be started"):
+        capture.run(plan, tmp_path / "cap", settings)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_library_does_what_the_command_does_and_prints_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from tracekit.capture.pair import save_pair
 from tracekit.capture.prepare import Settings, prepare
 from tracekit.capture.presets import Preset
 from tracekit.capture.spec import Plan, read_spec, single
+from tracekit.errors import TracekitError
 
 __all__ = [
     "CaptureError",
@@ -85,7 +86,12 @@ def run_pair(
     for role in ("clean", "timed"):
         notify(f"{role} run")
         shown = new_display()
-        runs.append(run(plan, made / role, replace(settings, role=role), chosen, display=shown, notify=notify)[1])
+        try:
+            runs.append(run(plan, made / role, replace(settings, role=role), chosen, display=shown, notify=notify)[1])
+        except TracekitError:
+            if not runs and not (made / role).exists():
+                folders.discard(made)
+            raise
         save_pair(made, runs)
         outcome = runs[-1].outcome
         if outcome is None or outcome.name != "ok":

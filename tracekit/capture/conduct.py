@@ -26,6 +26,7 @@ from tracekit.capture.sample import Sampler
 from tracekit.capture.spec import Plan, Ready
 from tracekit.capture.tee import Layout, Output, Tee, open_output
 from tracekit.capture.watch import Hit, StallWatch, patterns
+from tracekit.errors import TracekitError
 
 #: How long what a program leaves behind, or a client whose worker died, may take to end by itself.
 LINGER_S = 5.0
@@ -112,16 +113,23 @@ class Conductor:
         Raises:
             CaptureError: tracekit could not do its part; what was started has been stopped.
         """
-        folders.reserve(self.folder)
-        with self._signals():
-            self._open()
-            self._save()
-            with Guard() as self.guard:
-                self._go()
-                self.tee.finish(2.0)
-            if self.display is not None:
-                self.display.finish()
-            self._close()
+        try:
+            folders.reserve(self.folder)
+            with self._signals():
+                self._open()
+                self._save()
+                with Guard() as self.guard:
+                    self._go()
+                    self.tee.finish(2.0)
+                if self.display is not None:
+                    self.display.finish()
+                self._close()
+        except (TracekitError, OSError):
+            if any(p.pid is not None for p in self.programs):
+                folders.release(self.folder)
+            else:
+                folders.discard(self.folder)
+            raise
         return self.record
 
     def _go(self) -> None:

@@ -1,6 +1,7 @@
 """The capture directory: made fresh, never written into twice."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def reserve(folder: Path) -> None:
         os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+def discard(folder: Path) -> None:
+    """Remove the directory of a capture that never began; what cannot be removed stays."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def release(folder: Path) -> None:

@@ -44,6 +44,8 @@ class Guard:
                 start_new_session=True,
             )
         except OSError as error:
+            self.sock.close()
+            guard.set_subreaper(on=False)
             raise CaptureError(
                 f"{sys.executable}: the guard process could not be started ({error.strerror})"
             ) from error
