@@ -268,13 +268,15 @@ class _Gathering:
             facts.devices.update(row["device"])
             facts.ranks.update(row["rank"])
             facts.pids.update(row["pid"])
+        stamped = [(which, at) for which, at in (("start", start), ("arrival", arrival)) if not at.null_count()]
+        if not stamped:
+            return
         roots = (frame["depth"] == 0).to_numpy()
         kind = track_kind(frame["category"])[roots]
-        for which, begins in (("start", start), ("arrival", arrival)):
-            if kind.any() and not begins.null_count():
-                at = begins.to_numpy()[roots]
-                for one in _overlap(strand[roots], kind, at, at + frame["dur_ns"].to_numpy()[roots]):
-                    self.facts[one].overlaps[which] = True
+        for which, begins in stamped if kind.any() else ():
+            at = begins.to_numpy()[roots]
+            for one in _overlap(strand[roots], kind, at, at + frame["dur_ns"].to_numpy()[roots]):
+                self.facts[one].overlaps[which] = True
 
     def result(self, summaries: pl.DataFrame) -> Survey:
         """Return everything that was counted."""
