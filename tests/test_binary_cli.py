@@ -35,7 +35,7 @@ def test_text_tells_what_a_person_asks(tracekit: Command, library: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(done.stdout.split())
     assert f"{library}: shared library, x86_64, " in text
-    assert "hooks none of the 14 known timing hooks" in text
+    assert "hooks none of the 15 known timing hooks" in text
     assert "2 modules, 4 kernels (4 different names)" in text
     assert "__CLANG_OFFLOAD_BUNDLE__sycl-spir64_gen zebin 20.1.0 1 3" in text
     assert "SPIR-V, zstd 1 1" in text

@@ -1,5 +1,6 @@
 """The preload shim, compiled and loaded into a program over a stand-in for ggml."""
 
+import json
 import os
 import re
 import shutil
@@ -219,3 +220,9 @@ def test_building_says_what_is_wrong(tmp_path: Path) -> None:
         build_shim(tmp_path / "no" / "s.so", compiler=GCC)
     with pytest.raises(TracekitError, match="failed:"):
         build_shim(tmp_path / "s.so", compiler=f"{GCC} --no-such-option")
+
+
+def test_inspect_knows_the_shim(tracekit: Callable[..., "subprocess.CompletedProcess[str]"], shim: Path) -> None:
+    (file,) = json.loads(tracekit("inspect", shim, "--json").stdout)["files"]
+    (found,) = file["hooks"]
+    assert (found["variable"], found["markers"]) == ("TRACEKIT_OP_TIMING", ["[SYCL_OP_TIMING]"])
