@@ -339,6 +339,14 @@ def test_a_wrong_file_is_refused_with_its_name_and_the_fault(tmp_path: Path, tex
     assert says in str(refused.value)
 
 
+def test_a_preset_that_would_time_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text('preset = "ggml-sycl"\n' + ONE)
+    done = run(tmp_path, "--no-check", str(tmp_path / "spec.toml"))
+    assert done.returncode == 2
+    assert "preset ggml-sycl would time nothing: no process of spec has timed = true" in done.stderr
+    assert not (tmp_path / "cap").exists()
+
+
 def test_words_without_a_place_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(ONE)

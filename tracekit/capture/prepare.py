@@ -68,9 +68,14 @@ def prepare(plan: spec.Plan, chosen: Sequence[Preset], settings: Settings) -> li
 
     Raises:
         CaptureError: a program is missing, a port is taken, or a program has no timing hook.
-        UsageError: a preset does not have a named option.
+        UsageError: a preset does not have a named option, or no process is to be timed.
     """
     _check_preload(chosen, settings.preload)
+    if chosen and not any(process.timed for process in plan.processes):
+        raise UsageError(
+            f"preset {chosen[0].name} would time nothing: no process of {plan.name or plan.end} has timed = true; "
+            "nothing was started"
+        )
     ready = []
     beside = None
     for process in sorted(plan.processes, key=lambda p: p.name != plan.end):  # the client's place tells where to look
