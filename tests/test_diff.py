@@ -192,6 +192,15 @@ def test_logs_of_one_name_are_runs_of_their_own(tracekit: Command, tmp_path: Pat
     )
 
 
+def test_layers_can_be_told(tracekit: Command, samples: Path) -> None:
+    log = samples / "generated" / "b_moe_kernel_waits.log"
+    untold, told = (tracekit("diff", log, log, *more) for more in ([], ["--moe-layers", "62"]))
+    assert "A against B per call" in untold.stdout
+    assert "--moe-layers" in untold.stderr
+    assert "A against B per step" in told.stdout
+    assert "--moe-layers" not in told.stderr
+
+
 def test_engines_meet_by_category(samples: Path) -> None:
     a, b = (
         repeats(samples / "llama_rpc_worker0.log", phase="decode"),

@@ -74,6 +74,7 @@ _MANY = 25
     metavar="N",
     help=f"Show N rows, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
 )
+@options.moe_layers
 @click.option("--strict", is_flag=True, help="Exit with 4 if the coverage has faults (lost or refused lines).")
 @options.filters
 @options.selection

@@ -33,19 +33,24 @@ def logs(function: F) -> F:
             metavar="NAME=PATH",
             help="Call the process behind the log PATH by this NAME (default: the file's name). Repeatable.",
         ),
-        click.option(
-            "--moe-layers",
-            type=click.IntRange(min=2),
-            metavar="N",
-            expose_value=False,
-            callback=_remember_layers,
-            help="How many layers have experts: llm-scaler's kernels are then counted into steps and layers.",
-        ),
+        moe_layers,
         click.option("--strict", is_flag=True, help="Exit with 4 if the coverage has faults (lost or refused lines)."),
     ]
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
+
+
+def moe_layers(function: F) -> F:
+    """Add --moe-layers, which `open_run` takes."""
+    return click.option(
+        "--moe-layers",
+        type=click.IntRange(min=2),
+        metavar="N",
+        expose_value=False,
+        callback=_remember_layers,
+        help="How many layers have experts: llm-scaler's kernels are then counted into steps and layers.",
+    )(function)
 
 
 def _remember_layers(context: click.Context, _option: click.Parameter, value: int | None) -> None:
