@@ -140,3 +140,19 @@ def test_only_traces_are_opened(tracekit: Command, log: Path, tmp_path: Path) ->
             TraceServer(path, port=0)
     with pytest.raises(UsageError, match="flame graph for"):
         TraceServer(tmp_path / "t.speedscope.json", port=0)
+
+
+@pytest.mark.parametrize("command", ["report", "record", "convert"])
+@pytest.mark.parametrize("filters", [["--steps", "1000:"], ["--where", "op=NONE"]])
+def test_nothing_left_is_said_by_all(
+    tracekit: Command, log: Path, tmp_path: Path, command: str, filters: list[str]
+) -> None:
+    target = tmp_path / "out.pftrace"
+    refused(tracekit(command, log, *filters, "-o", target), 0, "no row is left")
+
+
+@pytest.mark.parametrize("chosen", ["9:5", "5:5", ":0"])
+def test_steps_that_cannot_be_are_refused(tracekit: Command, log: Path, tmp_path: Path, chosen: str) -> None:
+    target = tmp_path / "out.pftrace"
+    refused(tracekit("convert", log, "--steps", chosen, "-o", target), 2, "no step is from")
+    assert not target.exists()

@@ -73,6 +73,10 @@ class Selection:
         start, colon, stop = (chosen or ":").partition(":")
         if not colon or not all(part.isdecimal() or not part for part in (start, stop)):
             raise UsageError(f"--steps {chosen}: expected A:B, as in 10:20")
+        if stop and int(start or 0) >= int(stop):
+            raise UsageError(
+                f"--steps {chosen}: no step is from {start or 0} up to and without {stop}; expected A:B, as in 10:20"
+            )
         return cls(phase, max(int(start or 0), skip), int(stop) if stop else None)
 
     @property

@@ -92,4 +92,5 @@ def command(
     click.echo(f"{report.path}: {report.slices} slices{aggregates} on {report.tracks} tracks{placed}", err=True)
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
+    options.say_if_empty(not report.slices and not report.aggregates)
     options.tell_ledger(run, ledger, strict=strict)

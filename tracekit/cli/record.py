@@ -88,4 +88,5 @@ def command(
     refuse_input(target, [b for b in (timed_bench, *benches, collectives) if b])
     found = record(run, asked, where=where, arrangement=topology)
     options.deliver(json.dumps(found, indent=1, ensure_ascii=False) + "\n", target)
+    options.say_if_empty(found["timingProbe" + name] is None and found["trace"] is None)
     options.tell_ledger(run, "text", strict=strict)

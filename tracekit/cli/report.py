@@ -60,4 +60,5 @@ def command(
         speed = options.clean_speed(run.captures)
     found = gather(run, log, title=title, tok_s=speed, where=where, arrangement=topology)
     options.deliver(html(found) if form == "html" else markdown(found), target)
+    options.say_if_empty(found.empty)
     options.tell_ledger(run, ledger, strict=strict)

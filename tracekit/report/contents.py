@@ -66,10 +66,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole report."""
+    """A whole report; `empty` if nothing is left of what was read."""
 
     title: str
     sections: Sequence[Section]
+    empty: bool = False
 
 
 def gather(
@@ -106,6 +107,7 @@ def gather(
             _ledger(run),
             _trace(given),
         ],
+        empty=not tables,
     )
 
 
