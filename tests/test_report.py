@@ -165,6 +165,14 @@ def test_steps_of_no_length_are_shown(tracekit: Command, tmp_path: Path) -> None
     assert "Time of each step" in done.stdout
 
 
+@pytest.mark.parametrize("speed", [["--tok-s", "27.454699"], ["--bench", "bench_rpc.json"]])
+def test_the_budget_is_that_of_the_command_budget(tracekit: Command, samples: Path, speed: list[str]) -> None:
+    args = ["llama_rpc_worker0.log", *speed, "--format", "markdown"]
+    page, budget = (tracekit(command, *args, cwd=samples).stdout for command in ("report", "budget"))
+    (told,) = [line for line in budget.splitlines() if "ms per step (" in line]
+    assert told.lstrip("- ") in page
+
+
 def test_what_is_selected_is_said(tracekit: Command, samples: Path) -> None:
     done = tracekit("report", samples / "llama_rpc_worker0.log", "--phase", "decode", "--format", "markdown")
     assert "Only what matches phase decode, steps 0: is in the tables." in done.stdout

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 @click.command("budget")
 @options.logs
-@click.option("--tok-s", type=float, metavar="X", help="Tokens per second of a run of the same work.")
+@click.option(
+    "--tok-s",
+    type=float,
+    metavar="X",
+    help="Tokens per second of a run of the same work: of all steps that were selected (--phase decode for decoding).",
+)
 @click.option(
     "--bench",
     metavar="FILE",

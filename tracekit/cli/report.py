@@ -10,11 +10,17 @@ from tracekit.cli import options
 @click.command("report")
 @options.logs
 @click.option("--title", metavar="TEXT", help="Title of the page (default: the logs).")
-@click.option("--tok-s", type=float, metavar="X", help="Tokens per second of a run of the same work, for the budget.")
+@click.option(
+    "--tok-s",
+    type=float,
+    metavar="X",
+    help="Tokens per second of a run of the same work, for the budget of all steps that were selected.",
+)
 @click.option(
     "--bench",
     metavar="FILE",
-    help="Take the tokens per second from llama-bench -o json|jsonl or from vllm bench (its JSON file).",
+    help="Take the tokens per second of decoding, so decode steps only in the budget, from llama-bench -o json|jsonl "
+    "or from vllm bench (its JSON file).",
 )
 @click.option(
     "--topology",
@@ -58,7 +64,7 @@ def command(
     refuse_input(target, [bench] if bench else [])
     if speed is None:
         speed = options.clean_speed(run.captures)
-    found = gather(run, log, title=title, tok_s=speed, where=where, arrangement=topology)
+    found = gather(run, log, title=title, tok_s=speed, where=where, arrangement=topology, decoding=tok_s is None)
     options.deliver(html(found) if form == "html" else markdown(found), target)
     options.say_if_empty(found.empty)
     options.tell_ledger(run, ledger, strict=strict)

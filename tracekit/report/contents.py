@@ -81,6 +81,7 @@ def gather(
     tok_s: float | None = None,
     where: Sequence[str] = (),
     arrangement: str | None = None,
+    decoding: bool = True,
 ) -> Report:
     """Return the report of some logs.
 
@@ -90,6 +91,7 @@ def gather(
         title: of the page; the logs' label, if not given.
         tok_s: tokens per second of a run of the same work, for the budget.
         where, arrangement: as in `bucketing.buckets`.
+        decoding: whether the budget is of decode steps alone where there are several phases.
     """
     tables = buckets(run, ["op"], where=where, arrangement=arrangement)
     run.require_records()
@@ -98,7 +100,7 @@ def gather(
         title or f"tracekit: {', '.join(given)}",
         [
             _identity(run, tables, where),
-            _budget(run, passes, tok_s, where, arrangement),
+            _budget(run, passes, tok_s, where, arrangement, decoding=decoding),
             _top(tables, given),
             _layers(run, where),
             _steps(passes, given),
@@ -157,11 +159,20 @@ def _words(value: Any) -> str:
 
 
 def _budget(
-    run: Run, passes: pl.DataFrame, tok_s: float | None, where: Sequence[str], arrangement: str | None
+    run: Run,
+    passes: pl.DataFrame,
+    tok_s: float | None,
+    where: Sequence[str],
+    arrangement: str | None,
+    *,
+    decoding: bool,
 ) -> Section:
-    """Return the budget; of decode alone where there are several phases, since a throughput is one of decode."""
-    decode, said = _of_decode(run, passes)
-    found = budgets(decode, where=where, arrangement=arrangement, tok_s=tok_s)
+    """Return the budget; of decode alone where that is asked for, since a benchmark's throughput is one of decode."""
+    chosen, said = _of_decode(run, passes)
+    if not decoding:
+        said = ["Of all steps that were selected; --phase decode leaves the others out."] if said else []
+        chosen = run
+    found = budgets(chosen, where=where, arrangement=arrangement, tok_s=tok_s)
     if not found:
         said.append("No step was found in these logs, so there is no budget of one.")
     if found and tok_s is None:
