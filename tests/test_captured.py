@@ -1,5 +1,6 @@
 """What commands take from a capture besides its logs: how workers share a step, how the run ended, samples, pairs."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -269,3 +270,41 @@ def test_a_clean_run_that_was_timed_is_a_fault_and_no_throughput(tracekit: Comma
     assert "the clean run of the pair printed 27 timing lines: it is not clean" in done.stderr
     assert "by the clean run" not in done.stderr
     assert tracekit("budget", folder, "--strict").returncode == 4
+
+
+def test_a_log_that_the_capture_did_not_write_is_a_fault(tmp_path: Path) -> None:
+    cap = capture(tmp_path / "cap", {"a": log(9)})
+    shutil.copy(cap / "a.stderr.log", cap / "copy.log")
+    with gzip.open(cap / "a.stderr.log.gz", "wt") as packed:
+        packed.write(log(9))
+    found = tk.read(cap).findings.filter(pl.col("code") == "capture-strange").collect().to_dicts()
+    assert [(f["severity"], f["count"]) for f in found] == [("fault", 2)]
+    assert "not part of this capture" in found[0]["message"]
+    assert "a.stderr.log.gz, copy.log" in found[0]["message"]
+
+
+def test_a_log_that_was_packed_since_is_the_same_log(tmp_path: Path) -> None:
+    cap = capture(tmp_path / "cap", {"a": log(9)})
+    with gzip.open(cap / "a.stderr.log.gz", "wt") as packed:
+        packed.write(log(9))
+    (cap / "a.stderr.log").unlink()
+    run = tk.read(cap)
+    assert run.findings.collect().is_empty()
+    assert (run.topology, run.events.collect().height) == ("pipeline", 27)
+
+
+def test_a_removed_log_is_missing(tracekit: Command, tmp_path: Path) -> None:
+    cap = capture(tmp_path / "cap", {"a": log(9), "b": log(9)})
+    (cap / "b.stderr.log").unlink()
+    codes = tk.read(cap).findings.collect().select("severity", "code", "message").rows()
+    assert [c[:2] for c in codes if "capture" in c[1]] == [("fault", "capture-missing")]
+    assert "missing: b.stderr.log" in codes[0][2]
+    (cap / "a.stderr.log").unlink()
+    done = tracekit("top", cap)
+    assert done.returncode == 3
+    assert "logs of this capture that are missing: a.stderr.log, b.stderr.log" in done.stderr
+    for left in cap.glob("*.log"):
+        left.unlink()
+    done = tracekit("top", cap)
+    assert done.returncode == 3
+    assert "no log in this directory; missing of this capture: a.stdout.log" in done.stderr

@@ -18,6 +18,8 @@ class Captured:
     folder: Path
     manifest: Manifest | None
     damage: str = ""
+    #: Logs that are read and that this capture did not write.
+    strange: tuple[str, ...] = ()
 
     @property
     def clean(self) -> Manifest | None:
@@ -40,9 +42,44 @@ def captures(paths: Sequence[str]) -> list[Captured]:
         except UsageError as error:
             found.append(Captured(folder, None, str(error)))
             continue
-        if known is not None and any(folder / file in map(Path, paths) for file in known.workers):
-            found.append(Captured(folder, known))
+        read = [Path(path).name for path in paths if Path(path).parent == folder]
+        strange = () if known is None else _strange(known, read)
+        if known is not None and len(strange) < len(read):
+            found.append(Captured(folder, known, strange=strange))
     return found
+
+
+def _strange(run: Manifest, read: Sequence[str]) -> tuple[str, ...]:
+    """Return the logs that a capture did not write; one that was packed or unpacked since is its log, once."""
+    own = {file for file in read if file in run.workers}
+    seen, left = {_plain(file) for file in own}, {_plain(file) for file in run.workers}
+    strange = []
+    for file in read:
+        name = _plain(file)
+        if file not in own and (name in seen or name not in left):
+            strange.append(file)
+        seen.add(name)
+    return tuple(strange)
+
+
+def _plain(file: str) -> str:
+    return file.removesuffix(".zst").removesuffix(".gz")
+
+
+def missing(run: Manifest, folder: Path) -> list[Log]:
+    """Return the logs of a capture that are there no more under any name; empty ones are not missed."""
+    logs = [log for process in run.processes for log in process.logs if log.bytes != 0]
+    return [o for o in logs if not any((folder / (_plain(o.file) + end)).exists() for end in ("", ".gz", ".zst"))]
+
+
+def missing_text(folder: Path) -> str:
+    """Say which logs a capture wrote that are missing; empty if none is, or the directory is no capture."""
+    try:
+        run = manifest.load(folder)
+    except UsageError:
+        return ""
+    gone = [] if run is None else missing(run, folder)
+    return f"missing of this capture: {', '.join(log.file for log in gone)}" if gone else ""
 
 
 def timed_run(folder: Path) -> Path | None:
@@ -113,6 +150,12 @@ def _lost(one: Captured) -> Iterator[Finding]:
         what = f"the capture is not whole: {one.manifest.capture.stopped or 'it had to stop'}"
         more = f"; {lost:,} bytes that came later are missing" if lost else ""
         yield Finding("fault", "capture-incomplete", what + more)
+    if gone := missing(one.manifest, one.folder):
+        names = ", ".join(log.file for log in gone)
+        yield Finding("fault", "capture-missing", f"logs of this capture that are missing: {names}", len(gone))
+    if one.strange:
+        what = f"not part of this capture (a copy? it then counts twice): {', '.join(one.strange)}"
+        yield Finding("fault", "capture-strange", what, len(one.strange))
     if changed := [log for log in logs if _changed(one.folder / log.file, log)]:
         first = changed[0]
         what = f"logs that are not as they were captured (a copy that was cut?): {first.file} had {first.bytes:,} bytes"
@@ -125,8 +168,8 @@ def _changed(path: Path, log: Log) -> bool:
         return False
     try:
         return log.bytes is not None and path.stat().st_size != log.bytes
-    except OSError:
-        return bool(log.bytes)
+    except OSError:  # missing, or packed since
+        return False
 
 
 def _timed_clean(one: Captured) -> Iterator[Finding]:

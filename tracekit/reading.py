@@ -276,7 +276,12 @@ class Run:
         for said in outcome.findings.filter(pl.col("code") == "timing-refused").head(1).to_dicts():
             raise NothingRecognisedError(f"{said['stream']}:{said['line']}: no timing record found: {said['message']}")
         code = pl.col("code").cast(pl.String)
-        for said in outcome.findings.filter(code.is_in(["no-log", "damaged-file"])).sort(code).tail(1).to_dicts():
+        for said in (
+            outcome.findings.filter(code.is_in(["no-log", "damaged-file", "capture-missing"]))
+            .sort(code)
+            .tail(1)
+            .to_dicts()
+        ):
             raise NothingRecognisedError(f"{said['stream']}: no timing record found: {said['message']}")
         for one in self.captures:
             if one.manifest is not None and one.manifest.role == "clean":

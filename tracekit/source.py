@@ -22,7 +22,7 @@ import numpy.typing as npt
 import polars as pl
 import zstandard
 
-from tracekit.captured import timed_run
+from tracekit.captured import missing_text, timed_run
 from tracekit.errors import NothingRecognisedError, UsageError
 from tracekit.stamps import READ_BYTES, SUFFIX, Stamps, read_stamps
 
@@ -380,6 +380,8 @@ def _logs_in(folder: Path) -> list[str]:
         return _logs_in(timed)
     if not found:
         wanted = ", ".join(LOG_SUFFIXES)
+        if gone := missing_text(folder):
+            raise NothingRecognisedError(f"{folder}: no log in this directory; {gone}")
         raise NothingRecognisedError(f"{folder}: no log in this directory (looked for {wanted}, also with .gz or .zst)")
     return found
 
