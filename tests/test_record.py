@@ -131,9 +131,10 @@ def test_all_reduces_join_the_record(tracekit: Command, samples: Path, tmp_path:
 
 
 def captured(tracekit: Command, samples: Path, folder: Path, *options: str) -> Path:
-    """Capture a program that prints timing lines on stderr and llama-bench's result on stdout."""
+    """Capture a program that prints timing lines on stderr, if told to, and llama-bench's result on stdout."""
     lines = "".join(ONE_OP.replace("us=5", f"us={n}") for n in range(1, 4))
-    code = f"import sys; sys.stderr.write({lines!r}); print(open({str(samples / 'bench_rpc.json')!r}).read())"
+    code = "import os, sys; 'GGML_SYCL_OP_TIMING' in os.environ and "
+    code += f"sys.stderr.write({lines!r}); print(open({str(samples / 'bench_rpc.json')!r}).read())"
     run = ("run", "--no-check", "--preset", "ggml-sycl", "--name", "client", "-o", folder, *options)
     done = tracekit(*run, "--env", "MY_TOKEN=hush", "--", sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
