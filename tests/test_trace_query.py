@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from conftest import Command
 from made_up import MadeUp, events
 from trace_check import Read, read_trace
 
@@ -152,3 +153,14 @@ def test_the_command_lists_queries_and_asks_for_what_it_needs() -> None:
     assert done.exit_code == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(named_queries())
     assert CliRunner().invoke(command, []).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "words"), [(("none.pftrace", "top-ops"), "no such file"), ((__file__, "top-op"), "the name of a query: ")]
+)
+def test_what_is_wrong_is_said_before_a_program_is_looked_for(
+    tracekit: Command, args: tuple[str, str], words: str
+) -> None:
+    done = tracekit("query", *args, "--trace-processor", "/nowhere/shell")
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -45,7 +45,7 @@ def command(
       tracekit query decode.pftrace top-ops
       tracekit query decode.pftrace "SELECT name, SUM(dur) FROM slice GROUP BY name" --format csv
     """
-    from tracekit.trace.query import named_queries, query, trace_processor
+    from tracekit.trace.query import checked, named_queries, query, trace_processor
 
     if listing:
         for one in named_queries().values():
@@ -53,6 +53,7 @@ def command(
         return
     if trace is None or sql is None:
         raise click.UsageError("give a TRACE and SQL (or the NAME of a query: see --list)")
+    checked(trace, sql)
     rows = query(trace, sql, trace_processor(binary, download=download))
     if form == "csv":
         text = rows.write_csv()

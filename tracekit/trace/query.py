@@ -90,6 +90,22 @@ def _downloaded() -> Path:
     return Path(path)
 
 
+def checked(trace: str | Path, sql: str) -> str:
+    """Return the SQL to run, of a named query its own: what can be told without the program is told first.
+
+    Raises:
+        UsageError: there is no such trace; a single word is the name of no query.
+    """
+    if not Path(trace).is_file():
+        raise UsageError(f"{trace}: no such file; write one with `tracekit convert`")
+    word = sql.strip()
+    if named := named_queries().get(word):
+        return named.sql
+    if len(word.split()) < 2:
+        raise UsageError(f"{word!r} is neither SQL nor the name of a query: {', '.join(named_queries())}")
+    return sql
+
+
 def query(trace: str | Path, sql: str, binary: Path) -> pl.DataFrame:
     """Run SQL on a trace.
 
@@ -102,15 +118,13 @@ def query(trace: str | Path, sql: str, binary: Path) -> pl.DataFrame:
         UsageError: there is no such trace, or the SQL is wrong.
         TracekitError: the program does not start, or cannot read the trace.
     """
-    if not Path(trace).is_file():
-        raise UsageError(f"{trace}: no such file; write one with `tracekit convert`")
-    named = named_queries().get(sql.strip())
+    text = checked(trace, sql)
     try:
         processor = TraceProcessor(trace=str(trace), config=TraceProcessorConfig(bin_path=str(binary)))
     except (PerfettoException, OSError) as error:
         raise TracekitError(f"{binary}: cannot open {trace}: {_first_lines(error)}") from error
     try:
-        frame: pl.DataFrame = processor.query(named.sql if named else sql).as_polars_dataframe()
+        frame: pl.DataFrame = processor.query(text).as_polars_dataframe()
     except PerfettoException as error:
         raise UsageError(f"the query failed: {_first_lines(error)}") from error
     finally:
