@@ -451,7 +451,8 @@ class Conductor:
                 self.notify(f"{program.name} is ready after {age_s:.1f} s")
         elif age_s > ready.timeout_s:
             self._judge(
-                "blocked", f"{program.name} was not ready after {ready.timeout_s:.0f} s{said(program.last_line())}"
+                "blocked",
+                f"{program.name} was not ready after {ready.timeout_s:g} s: {ready.awaited}{said(program.last_line())}",
             )
 
     def _port_is_open(self, program: _Program, port: int) -> bool:

@@ -49,6 +49,19 @@ class Ready:
     after_s: float | None = None
     timeout_s: float = READY_TIMEOUT_S
 
+    @property
+    def awaited(self) -> str:
+        """What had not come, when it is waited for in vain.
+
+        >>> Ready(port=50052).awaited
+        'it does not listen on port 50052'
+        """
+        if self.port is not None:
+            return f"it does not listen on port {self.port}"
+        if self.connect is not None:
+            return f"{self.connect} accepts no connection"
+        return f"it printed no line that matches {self.line!r}" if self.line else "it is to run longer than that"
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
