@@ -416,6 +416,14 @@ def test_lines_that_were_sent_elsewhere_on_purpose_are_no_riddle(tmp_path: Path)
     assert "TRACEKIT_OP_TIMING_OUT=x.log is set: the lines went there" in done.stderr
 
 
+def test_a_program_that_is_none_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("x")
+    for program, says in (("./plain", "plain is not executable"), ("/tmp", "/tmp is a directory")):
+        done = refused(tmp_path, "-o", "cap", "--", program)
+        assert done.returncode == 125
+        assert says in done.stderr
+
+
 @pytest.mark.parametrize("pair", [(), ("--pair", "--preset", "vllm-xpu", "--no-check")])
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, pair: tuple[str, ...]) -> None:
     done = refused(tmp_path, *pair, "-o", "cap", "--stall-pattern", "x" * 300, "--", "true")

@@ -98,6 +98,10 @@ def _prepared(process: spec.Process, chosen: Sequence[Preset], settings: Setting
     path = spec.executable(process, env, beside)
     if path is None:
         tried = " or ".join((process.program, *process.instead))
+        there = Path(process.cwd or ".") / process.program
+        if "/" in process.program and there.exists():
+            why = "is a directory" if there.is_dir() else "is not executable (chmod +x?)"
+            raise CaptureError(f"{process.name}: {there} {why}; nothing was started")
         where = "" if "/" in process.program else " on the PATH"
         raise CaptureError(f"{process.name}: no program {tried}{where}; nothing was started")
     known = chosen or presets()
