@@ -68,7 +68,7 @@ def outcome(found: Manifest) -> manifest.Outcome:
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return False
     return state != "Z"
 
