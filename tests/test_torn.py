@@ -97,7 +97,7 @@ def test_drawn_interleavings(processes: int, records: int, keep: float, attribut
     assert found.changed == 0
     assert abs(found.total - 1) <= 0.005
     assert found.attributed >= attributed
-    assert found.wrong <= 0.001
+    assert found.wrong <= 0.002  # two records that changed places, of about 1200: the least that can go wrong
 
 
 def test_processes_that_share_a_pipe_now() -> None:
