@@ -18,18 +18,8 @@ _MANY = 25
     metavar="COLUMN[,COLUMN...]",
     help="What labels are made of: op, name, category, layer, shape, dialect, phase, tokens.",
 )
-@click.option(
-    "--topology",
-    type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (in turn; default for ggml) or parallel (the slowest sets the pace). "
-    "A capture says it by itself.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help=f"Show N rows a table, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
-)
+@options.topology("in turn", "the slowest sets the pace")
+@options.rows_shown(_MANY)
 @options.filters
 @options.selection
 @options.output(("table", "markdown", "csv", "json", "jsonl"))
@@ -61,8 +51,8 @@ def command(
     from tracekit.balance import balance, render
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    found = balance(run, [c.strip() for c in by.split(",") if c.strip()], where=where, arrangement=topology)
-    if limit is None and form in ("table", "markdown"):
-        limit = _MANY
-    options.deliver(render(found, options.ledger_of([run]), form, limit or None), target)
-    options.tell_ledger(run, ledger, strict=strict)
+    found = balance(run, options.columns(by), where=where, arrangement=topology)
+    run.require_records()
+    coverage = options.ledger_of([run])
+    options.deliver(render(found, coverage, form, options.rows_limit(limit, form, _MANY)), target)
+    options.tell(coverage, ledger, strict=strict)

@@ -36,13 +36,7 @@ from tracekit.cli import options
 )
 @options.filters
 @options.selection
-@click.option(
-    "--ledger",
-    type=click.Choice(["text", "json", "none"]),
-    default="text",
-    show_default=True,
-    help="How the coverage ledger (what was read, refused, lost) is told on standard error.",
-)
+@options.ledger
 def command(
     log: Sequence[str],
     workers: Sequence[str],

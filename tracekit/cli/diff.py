@@ -62,18 +62,8 @@ _MANY = 25
     help="Exit with 5 if a row or the total has this verdict, as in slower:2% (by 2 % or more), unclear, only-in-b; "
     "total-slower:2% looks at the total alone. Repeatable.",
 )
-@click.option(
-    "--topology",
-    type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (times add; default for ggml) or parallel (their mean is compared). "
-    "A capture says it by itself.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help=f"Show N rows, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
-)
+@options.topology("times add", "their mean is compared")
+@options.rows_shown(_MANY, "rows")
 @options.moe_layers
 @click.option("--strict", is_flag=True, help="Exit with 4 if the coverage has faults (lost or refused lines).")
 @options.filters
@@ -120,7 +110,7 @@ def command(
     from tracekit.errors import ConditionError
 
     settings = Settings(
-        by=None if by is None else [c.strip() for c in by.split(",") if c.strip()], where=where,
+        by=None if by is None else options.columns(by), where=where,
         center="median" if center == "median" else "mean", min_effect=min_effect / 100, run_sd=run_sd / 100,
         arrangement=topology, pairs=[Pair.parse(p) for p in pairs], renames=not no_renames,
     )  # fmt: skip
@@ -129,10 +119,9 @@ def command(
     opened = [[_open(path, target, phase, chosen, skip) for path in paths] for paths in sides]
     runs = [repeat.run for repeats in opened for repeat in repeats]
     found = [one for other in opened[1:] for one in diff(opened[0], other, settings)]
-    if limit is None and form in ("table", "markdown"):
-        limit = _MANY
-    options.deliver(render(found, options.ledger_of(runs), form, limit or None), target)
-    options.tell(runs, ledger, strict=strict)
+    coverage = options.ledger_of(runs)
+    options.deliver(render(found, coverage, form, options.rows_limit(limit, form, _MANY)), target)
+    options.tell(coverage, ledger, strict=strict)
     for condition in conditions:
         if met := condition.holds(found):
             raise ConditionError(f"--fail-on {condition.text} holds: {met}")

@@ -20,13 +20,7 @@ from tracekit.cli import options
 @click.option(
     "-o", "--output", "target", required=True, metavar="FILE", help="Where the rows go; - is standard output."
 )
-@click.option(
-    "--ledger",
-    type=click.Choice(["text", "json", "none"]),
-    default="text",
-    show_default=True,
-    help="How the coverage ledger (what was read, refused, lost) is told on standard error.",
-)
+@options.ledger
 def command(
     log: Sequence[str],
     workers: Sequence[str],

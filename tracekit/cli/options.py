@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -58,6 +58,60 @@ def _remember_layers(context: click.Context, _option: click.Parameter, value: in
     context.meta[_MOE_LAYERS] = value
 
 
+def rows_shown(many: int, what: str = "rows a table") -> Callable[[F], F]:
+    """Add --limit: see `rows_limit`."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help=f"Show N {what}, 0 for all (default: {many} in tables for people, all in the other formats).",
+    )
+
+
+def rows_limit(limit: int | None, form: str, many: int) -> int | None:
+    """Return how many rows are shown, None for all."""
+    if limit is None and form in ("table", "markdown"):
+        limit = many
+    return limit or None
+
+
+def topology(pipeline: str, parallel: str) -> Callable[[F], F]:
+    """Add --topology; what each of the two means for the numbers of this command is told."""
+    return click.option(
+        "--topology",
+        type=click.Choice(["pipeline", "parallel"]),
+        help=f"How workers share a step: pipeline ({pipeline}; default for ggml) or parallel ({parallel}). "
+        "A capture says it by itself.",
+    )
+
+
+def speed(function: F) -> F:
+    """Add --tok-s and --bench: see `throughput`."""
+    decorators = [
+        click.option(
+            "--tok-s",
+            type=float,
+            metavar="X",
+            help="Tokens per second of a run of the same work: of all steps that were selected (--phase decode for "
+            "decoding).",
+        ),
+        click.option(
+            "--bench",
+            metavar="FILE",
+            help="Take the tokens per second of decoding, so decode steps only, from what llama-bench (-o json|jsonl) "
+            "or vllm bench (its JSON file) wrote.",
+        ),
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def columns(text: str) -> list[str]:
+    """Return the columns that ``--by A,B`` names."""
+    return [c.strip() for c in text.split(",") if c.strip()]
+
+
 def filters(function: F) -> F:
     """Add --where."""
     return click.option(
@@ -96,6 +150,17 @@ def selection(function: F) -> F:
     return function
 
 
+def ledger(function: F) -> F:
+    """Add --ledger."""
+    return click.option(
+        "--ledger",
+        type=click.Choice(["text", "json", "none"]),
+        default="text",
+        show_default=True,
+        help="How the coverage ledger (what was read, refused, lost) is told on standard error.",
+    )(function)
+
+
 def output(formats: Sequence[str]) -> Callable[[F], F]:
     """Add --format, --output and --ledger."""
 
@@ -116,13 +181,7 @@ def output(formats: Sequence[str]) -> Callable[[F], F]:
                 metavar="FILE",
                 help="Write to FILE instead of standard output; it is replaced only once the result is whole.",
             ),
-            click.option(
-                "--ledger",
-                type=click.Choice(["text", "json", "none"]),
-                default="text",
-                show_default=True,
-                help="How the coverage ledger (what was read, refused, lost) is told on standard error.",
-            ),
+            ledger,
         ]
         for decorator in reversed(decorators):
             function = decorator(function)
@@ -139,29 +198,33 @@ def open_run(
     phase: str | None = None,
     chosen: str | None = None,
     skip: int = 0,
+    beside: Sequence[str | None] = (),
 ) -> "Run":
     """Open the logs, with a progress bar on standard error for long work on a terminal.
 
+    Args:
+        beside: other files that the command reads, None where one was not given.
+
     Raises:
-        UsageError: a path that does not exist, or an output (`target`) that is one of the logs.
+        UsageError: a path that does not exist, or an output (`target`) that is one of the logs or of the files beside.
     """
     from tracekit import source
     from tracekit.reading import Selection, read
     from tracekit.writing import refuse_input
 
     run = read(log, workers=workers, moe_layers=click.get_current_context().meta.get(_MOE_LAYERS))
-    refuse_input(target, [s.path for s in run.streams])
+    refuse_input(target, [*(s.path for s in run.streams), *(path for path in beside if path)])
     run.selection = Selection.parse(phase, chosen, skip)
     if sum(source.size(s) for s in run.streams) > _PROGRESS_BYTES:
         run.progress = bar("reading")
     return run
 
 
-def throughput(tok_s: float | None, bench: str | None) -> float | None:
+def throughput(tok_s: float | None, bench: str | None, phase: str | None) -> float | None:
     """Return the tokens per second that were given, or that a benchmark's file tells.
 
     Raises:
-        UsageError: both were given, or what was given is no throughput.
+        UsageError: both were given, what was given is no throughput, or a benchmark's is to be set against prefill.
     """
     from tracekit.bench import decode_tok_s
 
@@ -169,14 +232,18 @@ def throughput(tok_s: float | None, bench: str | None) -> float | None:
         raise UsageError("--tok-s and --bench are two answers to one question; give one")
     if tok_s is not None and not 1e-6 <= tok_s <= 1e9:
         raise UsageError(f"--tok-s {tok_s}: expected tokens per second, as in 37.136")
+    if bench is not None and not _decodes(phase):
+        raise UsageError(f"--bench takes a throughput of decoding, which --phase {phase} has none of; give --tok-s")
     return decode_tok_s(bench) if bench is not None else tok_s
 
 
-def clean_speed(captures: "Sequence[Captured]") -> float | None:
-    """Return the throughput of a pair's clean run, and say where it stands, or why it is not known."""
+def clean_speed(captures: "Sequence[Captured]", phase: str | None) -> float | None:
+    """Return the throughput of decoding of a pair's clean run, and say where it stands, or why it is not known."""
     from tracekit.errors import TracekitError
     from tracekit.pairs import clean_tok_s
 
+    if not _decodes(phase):
+        return None
     try:
         found = clean_tok_s(captures)
     except TracekitError as error:
@@ -186,6 +253,11 @@ def clean_speed(captures: "Sequence[Captured]") -> float | None:
         return None
     click.echo(f"note: {found[0]:.6g} tokens per second of decoding by the clean run, {found[1]}", err=True)
     return found[0]
+
+
+def _decodes(phase: str | None) -> bool:
+    """Whether a throughput of decoding can be set against the steps that --phase leaves."""
+    return phase in (None, "decode")
 
 
 def bar(label: str) -> Callable[[int, int], None] | None:
@@ -236,7 +308,7 @@ def tell_ledger(run: "Run", how: str, *, strict: bool) -> None:
         CoverageError: `strict`, and there are faults.
     """
     run.require_records()
-    tell([run], how, strict=strict)
+    tell(ledger_of([run]), how, strict=strict)
 
 
 def ledger_of(runs: Sequence["Run"]) -> dict[str, Any]:
@@ -249,19 +321,18 @@ def ledger_of(runs: Sequence["Run"]) -> dict[str, Any]:
     return ledger_json(coverage, pl.concat([r.findings.collect() for r in runs]))
 
 
-def tell(runs: Sequence["Run"], how: str, *, strict: bool) -> None:
-    """Tell what was read by several readings: see `tell_ledger`.
+def tell(found: Mapping[str, Any], how: str, *, strict: bool) -> None:
+    """Tell a ledger on standard error.
 
     Raises:
         CoverageError: `strict`, and there are faults.
     """
     from tracekit.table import ledger_text
 
-    ledger = ledger_of(runs)
     if how == "json":
-        click.echo(json.dumps(ledger), err=True)
+        click.echo(json.dumps(found), err=True)
     elif how == "text":
-        click.echo(ledger_text(ledger), err=True, nl=False)
-    if strict and ledger["faults"]:
-        codes = ", ".join(sorted({f["code"] for f in ledger["faults"]}))
-        raise CoverageError(f"--strict: the coverage has {len(ledger['faults'])} faults ({codes})")
+        click.echo(ledger_text(found), err=True, nl=False)
+    if strict and found["faults"]:
+        codes = ", ".join(sorted({f["code"] for f in found["faults"]}))
+        raise CoverageError(f"--strict: the coverage has {len(found['faults'])} faults ({codes})")

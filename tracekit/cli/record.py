@@ -39,11 +39,7 @@ from tracekit.cli import options
     "clean run of a pair is taken by itself.",
 )
 @click.option("--collectives", metavar="FILE", help="A probe of all-reduces: JSON records of label, bytes, avgMs.")
-@click.option(
-    "--topology",
-    type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (their times add; default for ggml) or parallel (the slowest counts).",
-)
+@options.topology("their times add", "the slowest counts")
 @options.filters
 @options.selection
 @click.option("-o", "--output", "target", metavar="FILE", help="Write to FILE instead of standard output.")
@@ -79,13 +75,12 @@ def command(
     """
     from tracekit.errors import UsageError
     from tracekit.record import Asked, record
-    from tracekit.writing import refuse_input
 
     if name and not name.isidentifier():
         raise UsageError(f"--name {name}: expected letters and digits, as in KqvOffloadOn")
     asked = Asked(name, label, warning, interpretation, outcome, top, timed_bench, benches, collectives)
-    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    refuse_input(target, [b for b in (timed_bench, *benches, collectives) if b])
+    beside = [timed_bench, *benches, collectives]
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip, beside=beside)
     found = record(run, asked, where=where, arrangement=topology)
     options.deliver(json.dumps(found, indent=1, ensure_ascii=False) + "\n", target)
     options.say_if_empty(found["timingProbe" + name] is None and found["trace"] is None)

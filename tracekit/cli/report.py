@@ -10,23 +10,8 @@ from tracekit.cli import options
 @click.command("report")
 @options.logs
 @click.option("--title", metavar="TEXT", help="Title of the page (default: the logs).")
-@click.option(
-    "--tok-s",
-    type=float,
-    metavar="X",
-    help="Tokens per second of a run of the same work, for the budget of all steps that were selected.",
-)
-@click.option(
-    "--bench",
-    metavar="FILE",
-    help="Take the tokens per second of decoding, so decode steps only in the budget, from llama-bench -o json|jsonl "
-    "or from vllm bench (its JSON file).",
-)
-@click.option(
-    "--topology",
-    type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (their times add; default for ggml) or parallel (the slowest counts).",
-)
+@options.speed
+@options.topology("their times add", "the slowest counts")
 @options.filters
 @options.selection
 @options.output(("html", "markdown"))
@@ -57,13 +42,11 @@ def command(
       tracekit report rpc-b70-*.log --phase decode --format markdown
     """
     from tracekit.report import gather, html, markdown
-    from tracekit.writing import refuse_input
 
-    speed = options.throughput(tok_s, bench)
-    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    refuse_input(target, [bench] if bench else [])
+    speed = options.throughput(tok_s, bench, phase)
+    run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip, beside=[bench])
     if speed is None:
-        speed = options.clean_speed(run.captures)
+        speed = options.clean_speed(run.captures, phase)
     found = gather(run, log, title=title, tok_s=speed, where=where, arrangement=topology, decoding=tok_s is None)
     options.deliver(html(found) if form == "html" else markdown(found), target)
     options.say_if_empty(found.empty)

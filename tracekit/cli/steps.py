@@ -11,12 +11,7 @@ _MANY = 40
 
 @click.command("steps")
 @options.logs
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help=f"Show N steps, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
-)
+@options.rows_shown(_MANY, "steps")
 @options.filters
 @options.selection
 @options.output(("table", "markdown", "csv", "json", "jsonl", "parquet"))
@@ -45,14 +40,12 @@ def command(
       tracekit steps decode.log --phase decode --format csv -o steps.csv
     """
     from tracekit.stepping import steps
-    from tracekit.table import ledger_json, render_steps
+    from tracekit.table import render_steps
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     found = steps(run, where=where)
     run.require_records()
-    if limit is None and form in ("table", "markdown"):
-        limit = _MANY
-    coverage = ledger_json(run.coverage.collect(), run.findings.collect())
-    options.deliver(render_steps(found, coverage, form, limit or None), target)
+    coverage = options.ledger_of([run])
+    options.deliver(render_steps(found, coverage, form, options.rows_limit(limit, form, _MANY)), target)
     options.say_if_empty(found.is_empty() and bool(where or phase or chosen or skip))
-    options.tell_ledger(run, ledger, strict=strict)
+    options.tell(coverage, ledger, strict=strict)

@@ -25,18 +25,8 @@ _MANY = 25
     metavar="NUMBER",
     help="Order rows by self, total, calls, mean, p50, p95 or max (largest first), or by group.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help=f"Show N rows a table, 0 for all (default: {_MANY} in tables for people, all in the other formats).",
-)
-@click.option(
-    "--topology",
-    type=click.Choice(["pipeline", "parallel"]),
-    help="How workers share a step: pipeline (ms/step adds; default for ggml) or parallel (the slowest counts). "
-    "A capture says it by itself.",
-)
+@options.rows_shown(_MANY)
+@options.topology("ms/step adds", "the slowest counts")
 @options.filters
 @options.selection
 @options.output(("table", "markdown", "csv", "json", "jsonl", "parquet"))
@@ -68,15 +58,12 @@ def command(
       tracekit top decode.log --format json --limit 0 > top.json
     """
     from tracekit.bucketing import buckets
-    from tracekit.table import ledger_json, render
+    from tracekit.table import render
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
-    columns = [c.strip() for c in by.split(",") if c.strip()]
-    tables = buckets(run, columns, where=where, sort=sort, arrangement=topology)
+    tables = buckets(run, options.columns(by), where=where, sort=sort, arrangement=topology)
     run.require_records()
-    if limit is None and form in ("table", "markdown"):
-        limit = _MANY
-    coverage = ledger_json(run.coverage.collect(), run.findings.collect())
-    options.deliver(render(tables, coverage, form, limit or None), target)
+    coverage = options.ledger_of([run])
+    options.deliver(render(tables, coverage, form, options.rows_limit(limit, form, _MANY)), target)
     options.say_if_empty(not tables)
-    options.tell_ledger(run, ledger, strict=strict)
+    options.tell(coverage, ledger, strict=strict)
