@@ -156,3 +156,13 @@ def test_steps_that_cannot_be_are_refused(tracekit: Command, log: Path, tmp_path
     target = tmp_path / "out.pftrace"
     refused(tracekit("convert", log, "--steps", chosen, "-o", target), 2, "no step is from")
     assert not target.exists()
+
+
+@pytest.mark.parametrize("command", ["budget", "report"])
+def test_a_throughput_of_decoding_is_not_set_against_prefill(
+    tracekit: Command, log: Path, samples: Path, tmp_path: Path, command: str
+) -> None:
+    target = tmp_path / "out"
+    bench = samples / "bench_rpc.json"
+    refused(tracekit(command, log, "--bench", bench, "--phase", "prefill", "-o", target), 2, "has none of")
+    assert not target.exists()

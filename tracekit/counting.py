@@ -1,13 +1,12 @@
 """The one pass over the events: how often each duration occurs in each group, and what each step spends there."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import polars as pl
 
+from tracekit.ahead import ahead
 from tracekit.frame import EVENTS, Batch, empty
 from tracekit.grouping import counted_by, summed_by
 
@@ -120,14 +119,8 @@ def count(source: Source, by: Sequence[str], only: pl.Expr) -> Counts:
                 spans.add(_spans(kept, groups))
 
     # One thread counts while the next batch is read; no more than two batches wait for it.
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[None]] = deque()
-        for batch in source.packed():
-            waiting.append(pool.submit(add, batch))
-            if len(waiting) > _WAITING:
-                waiting.popleft().result()
-        for done in waiting:
-            done.result()
+    for _ in ahead(source.packed(), add, _WAITING):
+        pass
     return Counts(durations.whole(), steps.whole(), spans.whole().filter(pl.col("missing") == 0).drop("missing"))
 
 

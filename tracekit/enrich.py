@@ -88,6 +88,12 @@ def region_classes(labels: pl.Series) -> npt.NDArray[np.int16]:
     return found
 
 
+def region_names(labels: pl.Series) -> pl.Series:
+    """Return the name of each label's class of regions, empty where no class takes it."""
+    names = ["", *(r.name for r in rules.regions())]
+    return pl.Series("region", names).gather(region_classes(labels).astype(np.int64) + 1)
+
+
 def nest(classes: npt.NDArray[np.int16], dur_ns: npt.NDArray[np.int64]) -> Nesting:
     """Find which region stands inside which, in one process's rows in completion order.
 

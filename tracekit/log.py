@@ -1,8 +1,6 @@
 """One log: its lines to records, to packed frames. What must be seen whole is held until the log's end."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,20 +8,21 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit import checks, rules
+from tracekit.ahead import ahead
 from tracekit.dialect import Dialect
-from tracekit.enrich import label_self_ns, nest, ordinals, region_classes
+from tracekit.enrich import label_self_ns, nest, ordinals, region_classes, region_names
 from tracekit.frame import COVERAGE, FINDINGS, REJECTS, STEPS, SUMMARIES, Batch, conform, empty
 from tracekit.outcome import Outcome, finding
 from tracekit.passes import moe, vllm
 from tracekit.passes.ggml import PHASES, GgmlPasses, HeadTable, Passes, head_table
-from tracekit.records import PLACE, Prescan, RecordReader, Tally
-from tracekit.source import Block, Source, Stream
+from tracekit.records import PLACE, RecordReader, Tally
+from tracekit.source import Source, Stream
 from tracekit.unlike import unlike_a_log
 
 #: Rows that are handed on together: enough to make the cost of a call small, few enough to be light.
 _BATCH_ROWS = 1 << 17
 
-#: Blocks that are scanned ahead, each in a thread of its own. Measured: more of them win nothing on two cores.
+#: Blocks that are scanned ahead. Measured: more of them win nothing on two cores.
 _AHEAD = 1
 
 
@@ -61,7 +60,7 @@ class LogReading:
         """Yield events; a stream with records that must be seen whole yields from there on only at its end."""
         whole = {d.name for d in self.dialects if d.whole_stream}
         waiting = 0
-        for block, prescan in _ahead(self.source.blocks(), self.reader.prescan):
+        for block, prescan in ahead(self.source.blocks(), self.reader.prescan, _AHEAD):
             first = self.reader.lines + 1
             for name, read in self.reader.read(block, prescan).items():
                 rows = read
@@ -229,11 +228,10 @@ class LogReading:
 
     def _forwards(self, events: Mapping[str, pl.DataFrame]) -> int:
         """Return how many forwards a process printed that is logged beside; 0 if none did."""
-        forward = [r.name for r in rules.regions()].index("forward")
         found = 0
         for name, rows in events.items():
             if "process" in rows.columns and "kind" in rows.columns:
-                mine = rows.filter(pl.Series(region_classes(self._head(name, "name")) == forward).gather(rows["head"]))
+                mine = rows.filter((region_names(self._head(name, "name")) == "forward").gather(rows["head"]))
                 found = max(found, *mine.group_by("process").len()["len"].to_list(), 0)
         return found
 
@@ -281,8 +279,7 @@ class LogReading:
     def _counts(self, name: str, sums: pl.DataFrame) -> pl.DataFrame:
         """Return name, calls, forward, shaped of the first rank's summary: what a skip is solved from."""
         heads = self._heads(name)
-        forward = [r.name for r in rules.regions()].index("forward")
-        marks = heads.select("name", "rank", pl.Series("forward", region_classes(heads["name"]) == forward))
+        marks = heads.select("name", "rank", (region_names(heads["name"]) == "forward").alias("forward"))
         rows = sums.select("calls", *(marks[c].gather(sums["head"]).alias(c) for c in marks.columns))
         rows = rows.filter(
             (pl.col("rank") == pl.col("rank").min()) & ~pl.col("name").cast(pl.String).str.contains(_RUNNER)
@@ -523,16 +520,3 @@ def _filled(batches: list[Batch]) -> Iterator[list[Batch]]:
 def _placed(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the place within the line where all records stand alone."""
     return rows if "sub" in rows.columns else rows.with_columns(pl.lit(0, dtype=pl.UInt16).alias("sub"))
-
-
-def _ahead(blocks: Iterable[Block], work: Callable[[Block], Prescan | None]) -> Iterator[tuple[Block, Prescan | None]]:
-    """Do work on the next blocks while the last one is used (numpy lets threads run side by side)."""
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        waiting: deque[tuple[Block, Future[Prescan | None]]] = deque()
-        for block in blocks:
-            waiting.append((block, pool.submit(work, block)))
-            if len(waiting) > _AHEAD:
-                first, done = waiting.popleft()
-                yield first, done.result()
-        for block, done in waiting:
-            yield block, done.result()

@@ -16,7 +16,7 @@ from tracekit import rules
 from tracekit.bucketing import buckets
 from tracekit.columns import condition, natural
 from tracekit.diff.pairing import FUSED, marked
-from tracekit.enrich import label_self_ns, region_classes
+from tracekit.enrich import label_self_ns, region_names
 from tracekit.frame import EVENTS, Batch, empty
 from tracekit.reading import Run
 from tracekit.stepping import mark, suggest_skip
@@ -332,7 +332,7 @@ def _passes(names: pl.DataFrame) -> pl.DataFrame:
     A forward that is shorter than what runs inside it (its self time is then null) was not counted from the start:
     SKIP_FIRST leaves out the first calls of each label, however many of them a pass has.
     """
-    forward = [r.name for r in rules.regions()].index("forward")
-    is_forward = pl.Series(region_classes(names["name"]) == forward)
-    rows = names.filter(is_forward & names["self_ns"].is_not_null()).with_columns(pl.col("worker").cast(pl.String))
+    rows = names.filter((region_names(names["name"]) == "forward") & names["self_ns"].is_not_null()).with_columns(
+        pl.col("worker").cast(pl.String)
+    )
     return rows.group_by("worker", "run").agg(pl.col("calls").max().alias("steps"))

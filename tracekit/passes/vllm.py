@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit import rules
 from tracekit.checks import Finding
-from tracekit.enrich import region_classes
+from tracekit.enrich import region_names
 
 #: So many of the steps must have one width for it to be a batch of decodes rather than a prompt.
 _REPEATED_PART = 0.3
@@ -40,12 +39,11 @@ def steps(rows: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
         heads: columns name, rank, tokens by ``head``.
     """
     labels = heads["name"].cast(pl.String)
-    classes = region_classes(labels)
-    names = [r.name for r in rules.regions()]
+    regions = region_names(labels)
     marks = pl.DataFrame(
         {
-            "forward": classes == names.index("forward"),
-            "runner": np.isin(classes, [names.index(n) for n in _RUNNER]),
+            "forward": regions == "forward",
+            "runner": regions.is_in(_RUNNER),
             "prepares": labels.str.contains(_PREPARES),
             "ranked": heads["rank"].is_not_null(),
             "width": heads["tokens"],
@@ -84,8 +82,7 @@ def uneven(labels: pl.DataFrame) -> Iterator[Finding]:
         labels: one row per process, run and label: ``process``, ``run``, ``name``, ``call`` (the highest ordinal, or
             the summary's count), ``line``. Labels that tell a shape are left out: they run where that shape comes.
     """
-    classes = region_classes(labels["name"])
-    is_forward = pl.Series("forward", classes == [r.name for r in rules.regions()].index("forward"))
+    is_forward = (region_names(labels["name"]) == "forward").alias("forward")
     shaped = pl.col("name").cast(pl.String).str.contains(SHAPED)
     both = labels.with_columns(is_forward, pl.col("call").cast(pl.Int64))
     forwards = both.filter("forward").group_by("process", "run").agg(pl.col("call").max().alias("forwards"))
@@ -108,12 +105,8 @@ def unplaced(labels: pl.DataFrame) -> Iterator[Finding]:
     Args:
         labels: as in `uneven`.
     """
-    names = [r.name for r in rules.regions()]
-    classes = region_classes(labels["name"])
-    nowhere = [-1, *(i for i, name in enumerate(names) if name == "unplaced")]
-    marks = labels.with_columns(
-        pl.Series("forward", classes == names.index("forward")), pl.Series("odd", np.isin(classes, nowhere))
-    )
+    regions = region_names(labels["name"])
+    marks = labels.with_columns((regions == "forward").alias("forward"), regions.is_in(["", "unplaced"]).alias("odd"))
     odd = marks.filter(pl.col("odd") & pl.col("forward").any().over("process")).sort("line")
     found = odd["name"].cast(pl.String).unique(maintain_order=True).to_list()
     if found:
