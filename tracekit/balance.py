@@ -234,10 +234,7 @@ def render(found: Sequence[Balance], ledger: Mapping[str, Any], form: str, limit
 
 def text(found: Balance, limit: int | None, *, markdown: bool) -> str:
     """Return one balance for people: labels down, workers across in ms per step."""
-    shown = grid(found, limit)
-    mark = "- " if markdown else ""
-    lines = [f"### {shown.heading}\n" if markdown else shown.heading, shown.body(markdown=markdown), ""]
-    return "\n".join([*lines, *(f"{mark}{line}" for line in shown.footer)]) + "\n"
+    return grid(found, limit).text(markdown=markdown)
 
 
 def grid(found: Balance, limit: int | None) -> Grid:

@@ -26,6 +26,23 @@ class Grid:
     footer: Sequence[str] = ()
     sums: int = 0
 
+    def text(self, *, markdown: bool) -> str:
+        """Return heading, table and footer.
+
+        >>> print(Grid("ops", ["op", "calls"], [["ADD", "2"]], ["op"], ["one worker"]).text(markdown=False))
+        ops
+        op      calls
+        ----  -------
+        ADD         2
+        <BLANKLINE>
+        one worker
+        <BLANKLINE>
+        """
+        lines = [f"### {self.heading}\n" if markdown else self.heading, self.body(markdown=markdown)]
+        if self.footer:
+            lines += ["", *(f"- {line}" if markdown else line for line in self.footer)]
+        return "\n".join(lines) + "\n"
+
     def body(self, *, markdown: bool) -> str:
         """Return the table alone.
 

@@ -25,7 +25,7 @@ from tracekit.manifest import Manifest
 from tracekit.pairs import clean_tok_s
 from tracekit.reading import Run
 from tracekit.source import STDIN
-from tracekit.table import CLOCKS, DIAGNOSTIC, ledger_json
+from tracekit.table import CLOCKS, DIAGNOSTIC, ledger_of
 
 SCHEMA = "tracekit-record"
 VERSION = 1
@@ -78,7 +78,7 @@ def record(run: Run, asked: Asked, *, where: Sequence[str] = (), arrangement: st
     timed_bench = asked.timed_bench or (None if kept is None else _own_bench(*kept))
     tables = buckets(run, ["op"], where=where, arrangement=arrangement)
     run.require_records()
-    ledger = ledger_json(run.coverage.collect(), run.findings.collect())
+    ledger = ledger_of(run)
     if not asked.benches:
         asked = replace(asked, benches=_clean_bench(run))
     benches = [b for b in (timed_bench, *asked.benches) if b is not None]

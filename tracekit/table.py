@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -97,10 +97,7 @@ def flat(tables: Sequence[Table], limit: int | None) -> pl.DataFrame:
 
 def text(table: Table, limit: int | None, *, markdown: bool) -> str:
     """Return one table for people: heading, rows, total, notes."""
-    grid = top_grid(table, limit)
-    lines = [f"### {grid.heading}\n" if markdown else grid.heading, grid.body(markdown=markdown), ""]
-    lines += [f"{'- ' if markdown else ''}{line}" for line in grid.footer]
-    return "\n".join(lines) + "\n"
+    return top_grid(table, limit).text(markdown=markdown)
 
 
 def top_grid(table: Table, limit: int | None) -> Grid:
@@ -193,9 +190,7 @@ def render_layers(tables: Sequence[LayerTable], ledger: Mapping[str, Any], form:
 
 def layers_text(table: LayerTable, *, markdown: bool) -> str:
     """Return one layer table for people, in ms, with a total per row and column and marks."""
-    grid = layers_grid(table)
-    body = f"{'### ' if markdown else ''}{grid.heading}\n{chr(10) if markdown else ''}{grid.body(markdown=markdown)}\n"
-    return body + "".join(f"\n{'- ' if markdown else ''}{line}\n" for line in grid.footer)
+    return layers_grid(table).text(markdown=markdown)
 
 
 def layers_grid(table: LayerTable) -> Grid:
@@ -265,10 +260,7 @@ def render_budgets(budgets: Sequence[Budget], ledger: Mapping[str, Any], form: s
 
 def budget_text(budget: Budget, *, markdown: bool) -> str:
     """Return one budget for people: categories down, workers across, in ms per step, the remainder as a row."""
-    grid = budget_grid(budget)
-    said = "".join(f"{'- ' if markdown else ''}{line}\n" for line in grid.footer)
-    heading = f"{'### ' if markdown else ''}{grid.heading}\n{chr(10) if markdown else ''}"
-    return f"{heading}{grid.body(markdown=markdown)}\n\n{said}"
+    return budget_grid(budget).text(markdown=markdown)
 
 
 def budget_grid(budget: Budget) -> Grid:
@@ -310,6 +302,24 @@ def ms(ns: int | None) -> str:
 def us(ns: int | None) -> str:
     """Return nanoseconds as microseconds with one decimal, or a dash."""
     return "-" if ns is None else f"{ns / 1e3:.1f}"
+
+
+class Covered(Protocol):
+    """A reading that tells what was read: see `reading.Run`."""
+
+    @property
+    def coverage(self) -> pl.LazyFrame:
+        """What was read, schema `frame.COVERAGE`."""
+
+    @property
+    def findings(self) -> pl.LazyFrame:
+        """Faults and notes, schema `frame.FINDINGS`."""
+
+
+def ledger_of(*runs: Covered) -> dict[str, Any]:
+    """Return the coverage of readings as one ledger: see `ledger_json`."""
+    coverage = pl.concat([r.coverage.collect() for r in runs])
+    return ledger_json(coverage, pl.concat([r.findings.collect() for r in runs]))
 
 
 def ledger_json(coverage: pl.DataFrame, findings: pl.DataFrame) -> dict[str, Any]:

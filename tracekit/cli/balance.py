@@ -49,10 +49,11 @@ def command(
       tracekit balance rank*.log --by category --format json
     """
     from tracekit.balance import balance, render
+    from tracekit.table import ledger_of
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     found = balance(run, options.columns(by), where=where, arrangement=topology)
     run.require_records()
-    coverage = options.ledger_of([run])
+    coverage = ledger_of(run)
     options.deliver(render(found, coverage, form, options.rows_limit(limit, form, _MANY)), target)
     options.tell(coverage, ledger, strict=strict)

@@ -43,7 +43,7 @@ def command(
     """
     from tracekit.budget import budgets
     from tracekit.errors import TracekitError
-    from tracekit.table import render_budgets
+    from tracekit.table import ledger_of, render_budgets
 
     speed = options.throughput(tok_s, bench, phase)
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip, beside=[bench])
@@ -55,6 +55,6 @@ def command(
     run.require_records()
     if not found:
         raise TracekitError("no step was found in what was selected, so none has a budget; see `tracekit steps`")
-    coverage = options.ledger_of([run])
+    coverage = ledger_of(run)
     options.deliver(render_budgets(found, coverage, form), target)
     options.tell(coverage, ledger, strict=strict)

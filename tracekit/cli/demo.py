@@ -26,7 +26,7 @@ def command(target: str) -> None:
       tracekit demo
     """
     import tracekit as tk
-    from tracekit.table import counts_text, ledger_json, text
+    from tracekit.table import counts_text, ledger_of, text
 
     run = tk.read(Path(__file__).parent.parent / "demo")
     click.echo("Four workers, one decode token (logs generated to published totals).\n")
@@ -36,6 +36,6 @@ def command(target: str) -> None:
     click.echo("$ tracekit top rpc-b70-*.log --by worker")
     for table in tk.buckets(run, by=["worker"], sort="group"):
         click.echo(text(table, None, markdown=False))
-    click.echo(counts_text(ledger_json(run.coverage.collect(), run.findings.collect())))
+    click.echo(counts_text(ledger_of(run)))
     report = tk.write_trace(run, target)
     click.echo(f"{target}: {report.slices} slices; open it at https://ui.perfetto.dev or with `tracekit open {target}`")

@@ -108,6 +108,7 @@ def command(
     from tracekit.diff.pairing import Pair
     from tracekit.diff.render import render
     from tracekit.errors import ConditionError
+    from tracekit.table import ledger_of
 
     settings = Settings(
         by=None if by is None else options.columns(by), where=where,
@@ -119,7 +120,7 @@ def command(
     opened = [[_open(path, target, phase, chosen, skip) for path in paths] for paths in sides]
     runs = [repeat.run for repeats in opened for repeat in repeats]
     found = [one for other in opened[1:] for one in diff(opened[0], other, settings)]
-    coverage = options.ledger_of(runs)
+    coverage = ledger_of(*runs)
     options.deliver(render(found, coverage, form, options.rows_limit(limit, form, _MANY)), target)
     options.tell(coverage, ledger, strict=strict)
     for condition in conditions:

@@ -43,12 +43,12 @@ def command(
       tracekit layers decode.log --by op --format csv -o layers.csv
     """
     from tracekit.layering import layers
-    from tracekit.table import render_layers
+    from tracekit.table import ledger_of, render_layers
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     tables = layers(run, by, where=where)
     run.require_records()
-    coverage = options.ledger_of([run])
+    coverage = ledger_of(run)
     options.deliver(render_layers(tables, coverage, form), target)
     options.say_if_empty(not tables)
     options.tell(coverage, ledger, strict=strict)

@@ -307,18 +307,10 @@ def tell_ledger(run: "Run", how: str, *, strict: bool) -> None:
         NothingRecognisedError: no record at all was found.
         CoverageError: `strict`, and there are faults.
     """
+    from tracekit.table import ledger_of
+
     run.require_records()
-    tell(ledger_of([run]), how, strict=strict)
-
-
-def ledger_of(runs: Sequence["Run"]) -> dict[str, Any]:
-    """Return the coverage of several readings as one ledger."""
-    import polars as pl
-
-    from tracekit.table import ledger_json
-
-    coverage = pl.concat([r.coverage.collect() for r in runs])
-    return ledger_json(coverage, pl.concat([r.findings.collect() for r in runs]))
+    tell(ledger_of(run), how, strict=strict)
 
 
 def tell(found: Mapping[str, Any], how: str, *, strict: bool) -> None:

@@ -40,12 +40,12 @@ def command(
       tracekit steps decode.log --phase decode --format csv -o steps.csv
     """
     from tracekit.stepping import steps
-    from tracekit.table import render_steps
+    from tracekit.table import ledger_of, render_steps
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     found = steps(run, where=where)
     run.require_records()
-    coverage = options.ledger_of([run])
+    coverage = ledger_of(run)
     options.deliver(render_steps(found, coverage, form, options.rows_limit(limit, form, _MANY)), target)
     options.say_if_empty(found.is_empty() and bool(where or phase or chosen or skip))
     options.tell(coverage, ledger, strict=strict)

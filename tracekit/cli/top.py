@@ -58,12 +58,12 @@ def command(
       tracekit top decode.log --format json --limit 0 > top.json
     """
     from tracekit.bucketing import buckets
-    from tracekit.table import render
+    from tracekit.table import ledger_of, render
 
     run = options.open_run(log, workers, target, phase=phase, chosen=chosen, skip=skip)
     tables = buckets(run, options.columns(by), where=where, sort=sort, arrangement=topology)
     run.require_records()
-    coverage = options.ledger_of([run])
+    coverage = ledger_of(run)
     options.deliver(render(tables, coverage, form, options.rows_limit(limit, form, _MANY)), target)
     options.say_if_empty(not tables)
     options.tell(coverage, ledger, strict=strict)

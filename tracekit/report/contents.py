@@ -28,7 +28,7 @@ from tracekit.table import (
     budget_grid,
     counts_text,
     layers_grid,
-    ledger_json,
+    ledger_of,
     ms,
     steps_grid,
     top_grid,
@@ -291,7 +291,7 @@ def _balance(run: Run, passes: pl.DataFrame, where: Sequence[str], arrangement: 
 
 
 def _ledger(run: Run) -> Section:
-    ledger = ledger_json(run.coverage.collect(), run.findings.collect())
+    ledger = ledger_of(run)
     numbers = ["lines", "records", "recovered", "rejected", "quoted"]
     rows = [[str(r["stream"]), str(r["dialect"]), *(str(r[c]) for c in numbers)] for r in ledger["streams"]]
     found = [(kind, item) for kind in ("fault", "note") for item in ledger[f"{kind}s"]]
