@@ -13,9 +13,10 @@ So the text is a mixture of as many such sequences as there are processes. What 
 - which kernel follows which in a process, which takes how long, and who writes next, after whom: learned from the text.
 
 `torn_pieces` cuts the text into pieces, `torn_writers` computes how likely each reading of them is. A value stands if
-its probability is at least `SURE`; its device and kernel are told only if `SURE_OF_OWNER`, else they are null. Nothing
-is invented: what is not sure is a reject. The text is read in parts that end where only one reading is left, so time is
-linear and memory that of a part.
+its probability is at least `SURE`. Its device is told, the surest first, as long as no more than `FALSE` of all are
+expected to be told falsely, and never below `LEAST_SURE`; else it is null; its kernel likewise. Nothing is invented:
+what is not sure is a reject. The text is read in parts that end where only one reading is left, so time is linear and
+memory that of a part.
 
 An intact-looking line can be false (a name in which two kernels are glued, a device read as a value): lines whose
 kernel or device is not among the common ones of the log are taken apart like torn ones.
@@ -43,10 +44,10 @@ from tracekit.parsers.torn_pieces import (
 )
 from tracekit.parsers.torn_writers import Reading, States, Votes, Writers
 
-#: Posterior probability at which a value is told, and at which its device or kernel is. Most records are far surer than
-#: that: one owner in two thousand is false (docs/reading.md).
+#: Posterior probability at which a value is told.
 SURE = 0.995
-SURE_OF_OWNER = 0.99
+#: What part of a log's records may bear a false device, or kernel, by their probabilities; the least of a told one.
+FALSE, LEAST_SURE = 0.00055, 0.97
 
 #: The most states that are kept, and the least probability relative to the best: to learn, to read, and where no
 #: reading was left, to read once more.
@@ -87,7 +88,7 @@ def rebuild(lines: pl.DataFrame) -> Recovered | None:
         learned = _Pass(writers, *_LEARN, learn=True)
         learned.read(sample[: _LEARN_SEGMENTS >> earlier])
         writers.learn()
-    known.learn_times((v.kernel, v.text) for v in learned.values if v.kernel is not None)
+    known.learn_times((known.kernels[v.kernel], v.text) for v in learned.values if v.kernel_sure >= SURE)
     told = _Pass(writers, *_READ)
     told.read(segments(lines, known))
     return told.recovered(lines)
@@ -95,10 +96,14 @@ def rebuild(lines: pl.DataFrame) -> Recovered | None:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
+    """A value, its likeliest device and kernel, and how sure each is."""
+
     line: int
     text: str
-    device: str | None
-    kernel: str | None
+    device: int
+    device_sure: float
+    kernel: int
+    kernel_sure: float
     recovered: bool
 
 
@@ -176,38 +181,27 @@ class _Pass:
             left = [reading for reading in left if reading not in same]
 
     def _decide(self, line: int, piece: Piece, votes: Votes) -> None:
-        known = self.writers.known
         kind, device, kernel = piece.what
         if kind == WHOLE:
-            self.values.append(_Value(line, piece.text, known.devices[device], known.kernels[kernel], recovered=False))
-            return
-        sure = sum(votes.values())
-        device = _likely({pair: p / sure for pair, p in votes.items()}, 0)
-        kernel = _likely({pair: p / sure for pair, p in votes.items()}, 1)
-        told = None if device < 0 else known.devices[device]
-        self.values.append(
-            _Value(line, piece.text, told, None if kernel < 0 else known.kernels[kernel], recovered=True)
-        )
+            self.values.append(_Value(line, piece.text, device, 1.0, kernel, 1.0, recovered=False))
+        else:
+            self.values.append(_Value(line, piece.text, *_likely(votes, 0), *_likely(votes, 1), recovered=True))
 
     def recovered(self, lines: pl.DataFrame) -> Recovered:
         """Return all that was told of a text, and that records began whose first write itself is torn."""
-        values = self.values
-        events = pl.DataFrame(
+        values, known = self.values, self.writers.known
+        found = pl.DataFrame(
             {
-                "line": [v.line for v in values],
-                "device": [None if v.device is None else int(v.device) for v in values],
-                "kernel": [v.kernel for v in values],
-                "dur_ns": [round(float(v.text) * 1e6) for v in values],
-                "recovered": [v.recovered for v in values],
-            },
-            schema={
-                "line": pl.UInt32,
-                "device": pl.Int16,
-                "kernel": pl.String,
-                "dur_ns": pl.Int64,
-                "recovered": pl.Boolean,
-            },
+                "line": pl.Series([v.line for v in values], dtype=pl.UInt32),
+                "device": pl.Series([int(known.devices[v.device]) for v in values], dtype=pl.Int16),
+                "device_sure": pl.Series([v.device_sure for v in values], dtype=pl.Float64),
+                "kernel": pl.Series([known.kernels[v.kernel] for v in values], dtype=pl.String),
+                "kernel_sure": pl.Series([v.kernel_sure for v in values], dtype=pl.Float64),
+                "dur_ns": pl.Series([round(float(v.text) * 1e6) for v in values], dtype=pl.Int64),
+                "recovered": pl.Series([v.recovered for v in values], dtype=pl.Boolean),
+            }
         )
+        events = found.select("line", _if_sure("device"), _if_sure("kernel"), "dur_ns", "recovered")
         waits, prefixes = (lines["text"].str.count_matches(t, literal=True).cum_sum() for t in (WAIT_TEXT, PREFIX_TEXT))
         headless = waits.cast(pl.Int64) - prefixes.cast(pl.Int64)
         surplus: int = max(0, *headless.to_list())
@@ -220,10 +214,23 @@ class _Pass:
         return Recovered(events, refused, self.opened + surplus)
 
 
-def _likely(votes: Votes, part: int) -> int:
-    """Return the device (part 0) or the kernel (1) that is sure enough; -1 if none is."""
+def _likely(votes: Votes, part: int) -> tuple[int, float]:
+    """Return the likeliest device (part 0) or kernel (1) and how likely it is."""
     sums: dict[int, float] = defaultdict(float)
     for pair, p in votes.items():
         sums[pair[part]] += p
     best = max(sums, key=lambda number: sums[number])
-    return best if sums[best] >= SURE_OF_OWNER else -1
+    return best, sums[best] / sum(sums.values())
+
+
+def _if_sure(name: str) -> pl.Expr:
+    """Return an owner where it is sure enough, by the column ``…_sure``.
+
+    The surest are told first, until the sum of what they lack is spent: so the part that is expected to be false is
+    bounded (Newton and others, Detecting differential gene expression with a semiparametric hierarchical mixture
+    method, 2004).
+    """
+    sure = pl.col(f"{name}_sure")
+    surest = sure.sort(descending=True)
+    told = ((1 - surest).cum_sum() <= FALSE * pl.len()) & (surest >= LEAST_SURE)
+    return pl.when(sure >= surest.filter(told).min()).then(pl.col(name)).alias(name)

@@ -7,6 +7,7 @@ last two writers came (who runs, who rests); and which kernel follows which. For
 readings give each value the probability of belonging to each device and kernel.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -28,14 +29,14 @@ States = dict[int, float]
 Votes = dict[tuple[int, int], float]
 
 
-#: How much is believed of a coarser context when a finer one is learned.
-_PRIOR = 20.0
+#: How much is believed of a coarser context when a finer one is learned: one of these, in counts.
+_BELIEFS = tuple(10.0 * 10 ** (n / 4) for n in range(17))
 #: Up to so many processes, the order of their last writes is kept whole; of more, only those in a record, so many.
 FEW = 4
 _PLACES = 3
 #: The place from which a writer came is told apart up to this.
 _CAME = 3
-#: So many of these places are remembered. More makes the model surer than it is right.
+#: So many of these places are remembered. What more would tell is less than what a log can teach of it.
 _BACK = 2
 
 
@@ -147,12 +148,9 @@ class Writers:
             if count := self.counted.get(at):
                 for key in _coarser(came, busy):
                     sums[key] = [a + b for a, b in zip(sums.get(key, [0.0] * self.width), count, strict=True)]
+        likely = believed(sums, self.width)
         for context, at in self._contexts.items():
-            likely = [1 / self.width] * self.width
-            for key in reversed(_coarser(*context)):
-                if key in sums:
-                    likely = _mixed(sums[key], likely)
-            self._chances[at] = likely
+            self._chances[at] = next(likely[key] for key in (*_coarser(*context), None) if key in likely)
         self._follow = _shares(self.followed, 0.01, self._follow)
         for by_state in self._moves.values():
             for number, moves in by_state.items():
@@ -165,9 +163,28 @@ def _coarser(came: tuple[int, ...], busy: tuple[int, ...]) -> list[Context]:
     return [(came[:known], busy) for known in range(len(came), -1, -1)]
 
 
-def _mixed(count: Sequence[float], prior: Sequence[float]) -> list[float]:
-    total = sum(count) + _PRIOR
-    return [(c + _PRIOR * p) / total for c, p in zip(count, prior, strict=True)]
+def believed(sums: dict[Context, list[float]], width: int) -> dict[Context | None, list[float]]:
+    """Return the chances in each context: what was counted, and what a coarser context says, as far as that is fit.
+
+    A hierarchy of Dirichlet priors; how much is believed of the coarser level is what makes the counts of the finer
+    most likely (MacKay and Peto, A Hierarchical Dirichlet Language Model, 1995).
+    """
+    found: dict[Context | None, list[float]] = {None: [1 / width] * width}
+    for known in range(_BACK + 1):
+        level = [key for key in sums if len(key[0]) == known]
+        above = {key: found[(key[0][:-1], key[1]) if known else None] for key in level}
+        fit = [sum(_evidence(sums[key], above[key], belief) for key in level) for belief in _BELIEFS]
+        belief = _BELIEFS[fit.index(max(fit))]
+        for key in level:
+            total = sum(sums[key]) + belief
+            found[key] = [(c + belief * p) / total for c, p in zip(sums[key], above[key], strict=True)]
+    return found
+
+
+def _evidence(count: Sequence[float], prior: Sequence[float], belief: float) -> float:
+    """Return the logarithm of how likely the counts are, if the chances are drawn around `prior`."""
+    drawn = sum(math.lgamma(belief * p + c) - math.lgamma(belief * p) for c, p in zip(count, prior, strict=True))
+    return drawn + math.lgamma(belief) - math.lgamma(belief + sum(count))
 
 
 def _shares(

@@ -1,5 +1,7 @@
 """Torn llm-scaler records: nothing true is lost or changed, nothing is invented, nobody is blamed on a guess."""
 
+import functools
+import random
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from torn_writer import DOWN, TOPK, UP, Truth, interleaved, kept, torn
 
 from tracekit.parsers.torn import is_torn, rebuild
 from tracekit.parsers.torn_pieces import is_number
+from tracekit.parsers.torn_writers import believed
 from tracekit.reading import read
 
 CAPTURES = Path(__file__).parent / "torn_captures"
@@ -86,18 +89,30 @@ def test_captures_of_processes_that_shared_a_pipe(capture: str, part: float, att
     assert found.wrong <= 0.001
 
 
-@pytest.mark.parametrize(
-    ("processes", "records", "keep", "attributed"),
-    [(4, 600, 0.98, 0.9), (4, 500, 0.9, 0.7), (2, 800, 0.7, 0.7), (4, 300, 0.7, 0.35)],
-)
-def test_drawn_interleavings(processes: int, records: int, keep: float, attributed: float) -> None:
-    found = score(*interleaved(processes, records, keep))
+DRAWN = [(4, 600, 0.98), (4, 500, 0.9), (2, 800, 0.7), (4, 300, 0.7)]
+SEEDS = range(1, 7)
+
+
+@functools.cache
+def drawn(processes: int, records: int, keep: float, seed: int) -> Score:
+    return score(*interleaved(processes, records, keep, seed=seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("case", "attributed"), list(zip(DRAWN, (0.96, 0.72, 0.78, 0.53), strict=True)))
+def test_drawn_interleavings(case: tuple[int, int, float], attributed: float, seed: int) -> None:
+    found = drawn(*case, seed)
     assert found.recovered >= 0.995
     assert found.invented == 0
     assert found.changed == 0
     assert abs(found.total - 1) <= 0.005
     assert found.attributed >= attributed
-    assert found.wrong <= 0.002  # two records that changed places, of about 1200: the least that can go wrong
+    assert found.wrong <= 0.004  # two that changed places are two: of single logs a few have more than the rest
+
+
+def test_at_most_one_owner_in_a_thousand_is_false() -> None:
+    wrong = sum(drawn(*case, seed).wrong * case[0] * case[1] for case in DRAWN for seed in SEEDS)
+    assert wrong <= 0.001 * sum(case[0] * case[1] for case in DRAWN for _ in SEEDS)
 
 
 def test_processes_that_share_a_pipe_now() -> None:
@@ -108,6 +123,23 @@ def test_processes_that_share_a_pipe_now() -> None:
     assert found.recovered >= 0.99
     assert found.invented <= 1  # how writers meet differs from run to run: bounds that hold by chance are wider
     assert found.wrong <= 0.004
+
+
+@pytest.mark.parametrize(
+    ("habit", "least", "most"), [((0.4, 0.2, 0.2, 0.2), 0.0, 0.03), ((0.1, 0.7, 0.1, 0.1), 0.2, 0.5)]
+)
+def test_a_finer_context_is_believed_as_far_as_it_differs(habit: tuple[float, ...], least: float, most: float) -> None:
+    busy, chance = (1, 1, 0, 0), random.Random(5)
+    usual = (0.4, 0.2, 0.2, 0.2)
+    count = {((), busy): [0.0] * 4}
+    for at in range(20):
+        drawn = Counter(chance.choices(range(4), habit if at == 3 else usual, k=100))
+        count[(at,), busy] = [float(drawn[n]) for n in range(4)]
+        count[(), busy] = [a + b for a, b in zip(count[(), busy], count[(at,), busy], strict=True)]
+    likely = believed(count, 4)
+    far = abs(likely[(3,), busy][1] - likely[(), busy][1])
+    assert least <= far <= most
+    assert sum(likely[(3,), busy]) == pytest.approx(1)
 
 
 def test_processes_that_bear_the_same_device() -> None:
